@@ -1,0 +1,106 @@
+"""Frozen values that say what to run and how, checked at construction."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from runtime.errors import InvalidSetting
+
+DeviceChoice = Literal["auto", "cpu", "cuda"]
+DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+def _require(holds: bool, name: str, value: object, allowed: str) -> None:
+    if not holds:
+        raise InvalidSetting(name, value, allowed)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The chain from logits to probabilities, the same for target and drafts.
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0 and `repetition_penalty` 1 switch a step off.
+    `seed` None draws a fresh one for each answer.
+    """
+
+    temperature: float = 0.6
+    top_k: int = 0
+    top_p: float = 0.9
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.temperature <= 5, "temperature", self.temperature, "0 to 5")
+        _require(self.top_k >= 0, "top-k", self.top_k, "0 (off) or more")
+        _require(0 < self.top_p <= 1, "top-p", self.top_p, "above 0, at most 1")
+        _require(0 <= self.min_p < 1, "min-p", self.min_p, "0 to below 1")
+        _require(0.1 <= self.repetition_penalty <= 10, "repetition-penalty", self.repetition_penalty, "0.1 to 10")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """The hierarchy. `gamma` tokens are drafted per target pass, `inner_gamma` per retrieval pass.
+
+    `budget` = tokens per layer and KV head in the retrieval cache, in chunks of `chunk_size`; `sinks` + `window`
+    bound the draft model's StreamingLLM cache. `enabled` False is plain decoding.
+    """
+
+    gamma: int = 6
+    inner_gamma: int = 2
+    budget: int = 1024
+    chunk_size: int = 8
+    sinks: int = 16
+    window: int = 240
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.gamma <= 64, "gamma", self.gamma, "0 to 64")
+        _require(0 <= self.inner_gamma <= 64, "inner-gamma", self.inner_gamma, "0 to 64")
+        _require(1 <= self.chunk_size <= 4096, "chunk-size", self.chunk_size, "1 to 4096")
+        _require(self.budget >= 2 * self.chunk_size, "budget", self.budget, "at least two chunks")
+        _require(self.sinks >= 0 and self.window >= 1, "window", self.window, "at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Which model, where and how. `context` None = what the model was trained for.
+
+    `cache_dir` holds downloaded models. `allow_download` False turns a missing model into an error.
+    """
+
+    cache_dir: Path
+    model: str = "starter"
+    draft_model: str | None = None
+    context: int | None = None
+    device: DeviceChoice = "auto"
+    dtype: DtypeChoice = "auto"
+    threads: int | None = None
+    speculation: Speculation = field(default_factory=Speculation)
+    allow_download: bool = True
+
+    def __post_init__(self) -> None:
+        _require(self.context is None or self.context >= 64, "context", self.context, "at least 64 tokens")
+        _require(self.threads is None or self.threads >= 1, "threads", self.threads, "at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One question put to the engine: how to sample, when to stop.
+
+    `stop` strings end the answer and are not part of it. `evidence_spans` are the prompt token ranges
+    `[start, end)` (document pages) over which attention is recorded; empty records nothing.
+    """
+
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int = 512
+    stop: tuple[str, ...] = ()
+    evidence_spans: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        _require(self.max_tokens >= 1, "max-tokens", self.max_tokens, "at least 1")
+        _require(all(self.stop), "stop", self.stop, "non-empty strings")

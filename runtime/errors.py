@@ -1,0 +1,85 @@
+"""Why the runtime cannot do something. Every error carries its numbers; words for people are made in the app."""
+
+
+class EngineError(Exception):
+    """Root of everything `runtime` raises on purpose."""
+
+
+class InvalidSetting(EngineError):
+    """A setting is outside what is allowed."""
+
+    def __init__(self, name: str, value: object, allowed: str) -> None:
+        super().__init__(name, value, allowed)
+        self.name, self.value, self.allowed = name, value, allowed
+
+
+class ModelNotFound(EngineError):
+    """`source` is neither a folder, a `.gguf` file, `starter`, nor a model the hub gives."""
+
+    def __init__(self, source: str, reason: str) -> None:
+        super().__init__(source, reason)
+        self.source, self.reason = source, reason
+
+
+class DownloadFailed(EngineError):
+    """A download the person asked for did not complete."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(what, reason)
+        self.what, self.reason = what, reason
+
+
+class DiskFull(EngineError):
+    """Too little free disk space at `path`."""
+
+    def __init__(self, path: str, needed_bytes: int, free_bytes: int) -> None:
+        super().__init__(path, needed_bytes, free_bytes)
+        self.path, self.needed_bytes, self.free_bytes = path, needed_bytes, free_bytes
+
+
+class ModelDamaged(EngineError):
+    """A model file is not what it should be (hash, size, missing or misshapen tensor)."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+
+class UnsupportedModel(EngineError):
+    """The architecture (or a named feature of it) is not supported; `supported` lists what is."""
+
+    def __init__(self, name: str, supported: tuple[str, ...]) -> None:
+        super().__init__(name, supported)
+        self.name, self.supported = name, supported
+
+
+class VocabularyMismatch(EngineError):
+    """Target and draft model do not share one vocabulary, so drafts would mean other words."""
+
+    def __init__(self, target: str, draft: str, reason: str) -> None:
+        super().__init__(target, draft, reason)
+        self.target, self.draft, self.reason = target, draft, reason
+
+
+class ContextExceeded(EngineError):
+    """Prompt and answer together do not fit. Nothing was computed."""
+
+    def __init__(self, prompt_tokens: int, max_tokens: int, context: int) -> None:
+        super().__init__(prompt_tokens, max_tokens, context)
+        self.prompt_tokens, self.max_tokens, self.context = prompt_tokens, max_tokens, context
+
+
+class OutOfMemory(EngineError):
+    """The machine has too little memory for this model and context."""
+
+    def __init__(self, needed_bytes: int, free_bytes: int, what: str) -> None:
+        super().__init__(needed_bytes, free_bytes, what)
+        self.needed_bytes, self.free_bytes, self.what = needed_bytes, free_bytes, what
+
+
+class NoSuchDevice(EngineError):
+    """A device was asked for that this machine does not have."""
+
+    def __init__(self, device: str, found: str) -> None:
+        super().__init__(device, found)
+        self.device, self.found = device, found

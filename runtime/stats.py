@@ -1,0 +1,48 @@
+"""Counters of one answer, per level of the hierarchy."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LevelStats:
+    """One level that verifies drafts. `proposed` = tokens drafted for it, `accepted` <= `proposed`.
+
+    Tokens emitted by the level = accepted + rounds (each round adds one recovered or bonus token), before cuts
+    at the end of the answer.
+    """
+
+    name: str
+    rounds: int
+    proposed: int
+    accepted: int
+
+    @property
+    def accepted_per_round(self) -> float:
+        return self.accepted / self.rounds if self.rounds else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.accepted / self.proposed if self.proposed else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What an answer cost. `prompt_tokens` = `cached_tokens` + `new_tokens`; times in seconds of wall clock.
+
+    `first_token_seconds` runs from the request's start (waiting for the device included) to the first token.
+    `decode_seconds` runs from the first token to the last. `levels` goes from the target down.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    new_tokens: int
+    prefill_seconds: float
+    first_token_seconds: float
+    decode_tokens: int
+    decode_seconds: float
+    levels: tuple[LevelStats, ...] = ()
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens after the first, per second of decoding; 0 for an answer of one token."""
+        return (self.decode_tokens - 1) / self.decode_seconds if self.decode_seconds > 0 else 0.0
