@@ -1,0 +1,245 @@
+"""All a person can set, decided once: command line, environment, configuration file, default."""
+
+import difflib
+import ipaddress
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import get_args
+
+import platformdirs
+
+from app.errors import ConfigUnreadable, OpenDoor, SettingRefused, UnknownSetting
+from runtime.config import DeviceChoice, DtypeChoice, EngineConfig, Request, Sampling, Speculation
+from runtime.errors import InvalidSetting
+
+PREFIX = "FULLREAD_"
+_ELSEWHERE = frozenset({"FULLREAD_CONFIG"})  # read here, but no setting of its own
+_SPECULATION, _SAMPLING, _REQUEST = Speculation(), Sampling(), Request()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One run's settings, checked at construction (`InvalidSetting`, or `OpenDoor` for an unguarded host).
+
+    `context` None is what the model was trained for; `plain` is no speculation; `port` 0 takes a free one.
+    """
+
+    model: str = "starter"
+    draft_model: str | None = None
+    context: int | None = None
+    device: DeviceChoice = "auto"
+    dtype: DtypeChoice = "auto"
+    threads: int | None = None
+    gamma: int = _SPECULATION.gamma
+    budget: int = _SPECULATION.budget
+    chunk_size: int = _SPECULATION.chunk_size
+    plain: bool = False
+    temperature: float = _SAMPLING.temperature
+    top_p: float = _SAMPLING.top_p
+    top_k: int = _SAMPLING.top_k
+    min_p: float = _SAMPLING.min_p
+    repetition_penalty: float = _SAMPLING.repetition_penalty
+    seed: int | None = None
+    max_tokens: int = _REQUEST.max_tokens
+    password: str | None = field(default=None, repr=False)
+    data_dir: Path = field(default_factory=lambda: Path(platformdirs.user_data_dir("fullread", False)))
+    host: str = "127.0.0.1"
+    port: int = 7717
+    api_key: str | None = field(default=None, repr=False)
+    no_setup: bool = False
+
+    def __post_init__(self) -> None:
+        self.engine_config()
+        self.request()
+        if not 0 <= self.port <= 65535:
+            raise InvalidSetting("port", self.port, "0 (any free one) to 65535")
+        if self.api_key is not None and not self.api_key.strip():
+            raise InvalidSetting("api-key", self.api_key, "a key that is not blank")
+        if not self.is_loopback and self.api_key is None:
+            raise OpenDoor(self.host)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether `host` is reached from this machine only."""
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return self.host.lower() == "localhost"
+
+    @property
+    def cache_dir(self) -> Path:
+        """Where downloaded models are kept."""
+        return Path(platformdirs.user_cache_dir("fullread", False))
+
+    @property
+    def needs_hub(self) -> bool:
+        """Whether a model on the Hugging Face hub is asked for, so that the hub may be contacted."""
+        return any(_is_hub_id(model) for model in (self.model, self.draft_model) if model)
+
+    def engine_config(self) -> EngineConfig:
+        return EngineConfig(
+            cache_dir=self.cache_dir,
+            model=self.model,
+            draft_model=self.draft_model,
+            context=self.context,
+            device=self.device,
+            dtype=self.dtype,
+            threads=self.threads,
+            speculation=replace(
+                _SPECULATION,
+                gamma=self.gamma,
+                budget=self.budget,
+                chunk_size=self.chunk_size,
+                enabled=not self.plain,
+            ),
+        )
+
+    def sampling(self) -> Sampling:
+        return Sampling(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            seed=self.seed,
+        )
+
+    def request(self) -> Request:
+        return Request(sampling=self.sampling(), max_tokens=self.max_tokens)
+
+
+def _is_hub_id(model: str) -> bool:
+    return model != "starter" and not model.lower().endswith(".gguf") and not Path(model).exists()
+
+
+def config_path(environ: Mapping[str, str]) -> Path:
+    """The configuration file: `FULLREAD_CONFIG`, or config.toml in the user's configuration folder."""
+    named = environ.get("FULLREAD_CONFIG")
+    return Path(named) if named else Path(platformdirs.user_config_dir("fullread", False)) / "config.toml"
+
+
+def resolve(given: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Settings:
+    """The settings of a run: `given` on the command line (by field name), else environment, file, default.
+
+    Raises `SettingRefused`, `UnknownSetting`, `ConfigUnreadable`, each saying where, or `OpenDoor`.
+    """
+    values: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    for layer in (_from_file(config_path(environ)), _from_environment(environ), _from_command_line(given)):
+        for name, (origin, raw) in layer.items():
+            values[name], origins[name] = _parse(name, origin, raw), origin
+    try:
+        return replace(Settings(), **values)  # type: ignore[arg-type]  # _parse gives each field its type
+    except InvalidSetting as error:
+        origin = origins.get(error.name.replace("-", "_"), error.name)
+        raise SettingRefused(origin, error.value, error.allowed) from error
+
+
+_Layer = dict[str, tuple[str, object]]  # field name -> where it was said, what was said
+
+
+def _from_command_line(given: Mapping[str, str]) -> _Layer:
+    return {name: (f"--{name.replace('_', '-')}", value) for name, value in given.items()}
+
+
+def _from_environment(environ: Mapping[str, str]) -> _Layer:
+    layer: _Layer = {}
+    for variable, value in environ.items():
+        if not variable.startswith(PREFIX) or variable in _ELSEWHERE:
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        if name not in _PARSERS:
+            closest = _closest(name)
+            raise UnknownSetting(
+                f"The environment variable {variable}", closest and f"{PREFIX}{closest.upper()}"
+            )
+        layer[name] = (f"The environment variable {variable}", value)
+    return layer
+
+
+def _from_file(path: Path) -> _Layer:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ConfigUnreadable(str(path), error.strerror or str(error)) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigUnreadable(str(path), str(error)) from error
+    layer: _Layer = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in _PARSERS:
+            raise UnknownSetting(f"“{key}” in {path}", _closest(name))
+        layer[name] = (f"“{key}” in {path}", value)
+    return layer
+
+
+def _closest(name: str) -> str | None:
+    return next(iter(difflib.get_close_matches(name, _PARSERS, n=1)), None)
+
+
+def _parse(name: str, origin: str, raw: object) -> object:
+    allowed, parse = _PARSERS[name]
+    try:
+        return parse(raw)
+    except ValueError as error:
+        raise SettingRefused(origin, raw, allowed) from error
+
+
+def _whole(raw: object) -> int:
+    if isinstance(raw, str) or type(raw) is int:
+        return int(raw)
+    raise ValueError(raw)
+
+
+def _number(raw: object) -> float:
+    if isinstance(raw, str | int | float) and not isinstance(raw, bool):
+        return float(raw)
+    raise ValueError(raw)
+
+
+def _text(raw: object) -> str:
+    if isinstance(raw, str) and raw:
+        return raw
+    raise ValueError(raw)
+
+
+def _switch(raw: object) -> bool:
+    said = str(raw).strip().lower()
+    if said in {"1", "true", "yes", "on"}:
+        return True
+    if said in {"0", "false", "no", "off"}:
+        return False
+    raise ValueError(raw)
+
+
+def _folder(raw: object) -> Path:
+    return Path(_text(raw)).expanduser()
+
+
+def _one_of(*choices: str) -> tuple[str, Callable[[object], str]]:
+    def choose(raw: object) -> str:
+        if raw in choices:
+            return str(raw)
+        raise ValueError(raw)
+
+    return ", ".join(choices), choose
+
+
+_Parser = tuple[str, Callable[[object], object]]  # what is allowed, in words; and the reading of one value
+_KINDS: dict[object, _Parser] = {
+    str: ("a text that is not empty", _text),
+    str | None: ("a text that is not empty", _text),
+    int: ("a whole number", _whole),
+    int | None: ("a whole number", _whole),
+    float: ("a number", _number),
+    bool: ("true or false", _switch),
+    Path: ("the path of a folder", _folder),
+    DeviceChoice: _one_of(*get_args(DeviceChoice)),
+    DtypeChoice: _one_of(*get_args(DtypeChoice)),
+}
+_PARSERS: dict[str, _Parser] = {setting.name: _KINDS[setting.type] for setting in fields(Settings)}
