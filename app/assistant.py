@@ -31,7 +31,7 @@ _QUESTION_ROOM = 256  # tokens kept free for the question, or an eighth of a sma
 class Meter:
     """How much of the model's context the chosen documents take, in tokens.
 
-    `used` counts them with headers and page markers; `limit` is what is left for documents beside question and
+    `used` counts them with headers and page markers; `limit` is what is left for them beside question and
     answer; `context` is what the model holds altogether.
     """
 

@@ -1,4 +1,4 @@
-"""Errors made into words: one sentence with the numbers, and one way out. Nothing else makes prose of them."""
+"""Errors made into words: one sentence with the numbers, and one way out. Nothing else makes prose."""
 
 from dataclasses import dataclass
 
@@ -45,6 +45,8 @@ def _explain_reading(error: reading.IngestError) -> Problem:
     match error:
         case reading.FileMissing():
             return Problem(f"There is no file {name}.", "Check the path.")
+        case reading.Unreadable(reason=reason):
+            return Problem(f"{name} may not be opened: {_reason(reason)}.", "Check its permissions.")
         case reading.EmptyFile():
             return Problem(f"{name} is empty.", "Choose another file.")
         case reading.NotAPdf():
@@ -65,6 +67,11 @@ def _explain_reading(error: reading.IngestError) -> Problem:
             return Problem(
                 f"{name} holds no text on {where}; it is probably a scan.",
                 "Run text recognition (for example ocrmypdf) on it first.",
+            )
+        case reading.Undecodable(n_pages=n_pages):
+            return Problem(
+                f"The fonts of {name} ({_count(n_pages, 'page')}) do not say which letters they show.",
+                "Run text recognition (for example ocrmypdf --force-ocr) on it first.",
             )
         case reading.NothingToRead(n_skipped=n_skipped):
             skipped = f" ({n_skipped:,} left out)" if n_skipped else ""

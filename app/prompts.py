@@ -1,7 +1,7 @@
 """The words around documents, conversation and question, as token ids; and which ids are which page.
 
 The documents come first in the first user turn, so every chat about the same documents shares their prefix.
-Prompts are append-only: the prompt of a turn, with the answer's own ids after it, begins the next turn's prompt.
+Prompts are append-only: a turn's prompt and the answer's own ids after it begin the next turn's prompt.
 """
 
 import base64
@@ -112,7 +112,7 @@ class Wording:
 def page_nonce(secret: bytes, digest: str) -> str:
     """The short word that marks the pages of the document with this digest.
 
-    It depends on the secret, so no document can forge a page boundary, and on no other document, so adding one
+    It depends on the secret, so no document can forge a page, and on no other document, so adding one
     leaves the tokens before it as they were.
     """
     mac = hmac.digest(secret, digest.encode("ascii"), hashlib.sha256)

@@ -173,7 +173,8 @@ def _from_file(path: Path) -> _Layer:
     for key, value in table.items():
         name = key.replace("-", "_")
         if name not in _PARSERS:
-            raise UnknownSetting(f"“{key}” in {path}", _closest(name))
+            closest = _closest(name)
+            raise UnknownSetting(f"“{key}” in {path}", closest and closest.replace("_", "-"))
         layer[name] = (f"“{key}” in {path}", value)
     return layer
 

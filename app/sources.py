@@ -35,7 +35,7 @@ class Source:
 
 @dataclass(slots=True)
 class _Tally:
-    """What was found on one page: the sum of weights, and the strongest piece as tokens of the page's text."""
+    """What was found on one page: the sum of weights, and the strongest piece, as tokens of its text."""
 
     span: PageSpan
     weight: float = 0.0

@@ -1,0 +1,79 @@
+"""The door: one command line in, one exit status out (0 done, 2 a problem in one line, 130 interrupted)."""
+
+import importlib.metadata
+import io
+import os
+import sys
+import tomllib
+from pathlib import Path
+
+from app import arguments
+from app.errors import AppError
+from app.problems import explain
+from app.settings import Settings, resolve
+from ingest.errors import IngestError
+from runtime.errors import EngineError
+
+PROBLEM, INTERRUPTED = 2, 130
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line `argv` (that of this process when None)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # an answer may hold what a terminal cannot show
+    try:
+        return _run(sys.argv[1:] if argv is None else argv)
+    except (AppError, IngestError, EngineError) as error:
+        print(explain(error), file=sys.stderr)
+        return PROBLEM
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output is gone; without this the interpreter complains while it closes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(argv: list[str]) -> int:
+    command, given = arguments.parse(argv, version())
+    settings = resolve(given)
+    _keep_private(settings)
+    # torch, transformers and gradio take seconds to import: only what is needed, and after all checks.
+    match command:
+        case arguments.Ask():
+            from app.asking import ask
+            from app.assistant import open_assistant
+
+            return ask(command, settings, open_assistant, (sys.stdin, sys.stdout, sys.stderr))
+        case arguments.Bench():
+            from runtime import bench
+
+            bench.run(settings.engine_config(), command.contexts, command.json_path)
+            return 0
+        case arguments.OpenPage():
+            from app.server.run import serve
+
+            return serve(settings, open_browser=command.open_browser)
+
+
+def version() -> str:
+    """The version of this checkout where it is one, else of the installed project."""
+    project = Path(__file__).parent.parent / "pyproject.toml"
+    if project.is_file():
+        return str(tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"])
+    return importlib.metadata.version("fullread")
+
+
+def _keep_private(settings: Settings) -> None:
+    """Switch off what libraries send of their own accord; they read these variables at import."""
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    os.environ["DO_NOT_TRACK"] = "1"
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not settings.needs_hub:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
