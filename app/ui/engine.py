@@ -1,0 +1,48 @@
+"""What runs, how and why, as the page's head shows it. Pure."""
+
+from typing import TYPE_CHECKING
+
+from app.ui import markup
+
+if TYPE_CHECKING:
+    from runtime.engine import EngineFacts
+
+_MODES = {"gpu": "on the graphics card", "offload": "graphics card and memory", "cpu": "on the CPU"}
+
+
+def head(facts: "EngineFacts") -> str:
+    """The name of the product, the model and where it runs; particulars and notes in a panel that opens."""
+    model, mode = markup.name(facts.model), _MODES.get(facts.mode, markup.text(facts.mode))
+    return (
+        '<div class="head"><h1 class="wordmark">Fullread</h1>'
+        f'<details class="engine"><summary><span class="engine-model">{model}</span>'
+        f'<span class="engine-mode">{mode}</span>'
+        f'<span class="engine-why">{markup.text(facts.mode_reason)}</span></summary>'
+        f'<div class="engine-panel"><p>{markup.text(facts.mode_reason)}</p>'
+        f"{_particulars(facts)}{notes(facts)}</div>"
+        '</details><button type="button" class="new-chat" data-act="new">New chat</button>'
+        '<nav class="views" aria-label="Parts of the page">'
+        '<button type="button" data-local="view" data-view="documents">Documents</button>'
+        '<button type="button" data-local="view" data-view="chat">Chat</button>'
+        '<button type="button" data-local="view" data-view="reader">Reader</button></nav></div>'
+    )
+
+
+def notes(facts: "EngineFacts") -> str:
+    """What a person must be told about this model, the starter's honest limits for one."""
+    return "".join(f'<p class="note">{markup.text(note)}</p>' for note in facts.notes)
+
+
+def _particulars(facts: "EngineFacts") -> str:
+    rows = [
+        ("Model", facts.model),
+        ("Architecture", f"{facts.architecture}, {_millions(facts.parameters)} parameters"),
+        ("Draft model", facts.draft_model or "none: it drafts from the documents' own words"),
+        ("Runs on", f"{facts.device}, {facts.dtype}, {markup.amount(facts.threads, 'thread')}"),
+        ("Reads at most", f"{facts.context:,} tokens (trained for {facts.trained_context:,})"),
+    ]
+    return "<dl>" + "".join(f"<dt>{term}</dt><dd>{markup.text(said)}</dd>" for term, said in rows) + "</dl>"
+
+
+def _millions(number: int) -> str:
+    return f"{number / 1e9:.1f} billion" if number >= 1e9 else f"{number / 1e6:.0f} million"
