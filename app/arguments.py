@@ -11,7 +11,8 @@ from app.naming import shown
 _DESCRIPTION = "Ask questions of whole documents, on your own machine."
 _EPILOG = (
     "Without a command Fullread opens its page in the browser. Every option can also be set as FULLREAD_… in "
-    "the environment (FULLREAD_TOP_P=0.9) or in config.toml (top-p = 0.9); the command line wins."
+    "the environment (FULLREAD_TOP_P=0.9) or in config.toml (top-p = 0.9); the command line wins. launch.py "
+    "adds two commands of its own: setup [--extra NAME ...] and test [PYTEST ARGUMENT ...]."
 )
 _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "model": {
@@ -146,7 +147,7 @@ def _parser(version: str) -> _Parser:
     )
     parser.add_argument("--version", action="version", version=f"fullread {version}")
     parser.add_argument("--serve", action="store_true", help="serve the page without opening a browser")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", prog="fullread")
 
     ask = commands.add_parser(
         "ask",

@@ -20,6 +20,7 @@ from runtime.events import Emission, Progress
 Opener = Callable[[Settings, Callable[[Progress], None]], Assistant]
 
 DONE, INTERRUPTED = 0, 130
+_MOST_WARNINGS = 8
 
 
 def ask(
@@ -70,8 +71,10 @@ def _admit(documents: list[Document], assistant: Assistant, progress: ProgressLi
         n_read = len(entry.pages)
         pages = f", {n_read:,} of {entry.n_pages:,} pages" if document.kind == "pdf" else ""
         progress.note(f"{name}: {entry.n_tokens:,} tokens{pages}")
-        for warning in entry.warnings:
-            progress.note(f"{name}: {warning}")
+        for warning in entry.warnings[:_MOST_WARNINGS]:
+            progress.note(f"{name}: {harmless(warning)}")
+        if len(entry.warnings) > _MOST_WARNINGS:
+            progress.note(f"{name}: and {len(entry.warnings) - _MOST_WARNINGS:,} more warnings.")
     meter = assistant.meter()
     if meter.over:
         raise DocumentsTooLong(meter.used, meter.limit, meter.context)

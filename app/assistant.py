@@ -16,6 +16,9 @@ from app.settings import Settings
 from app.sources import Source, find_sources
 from ingest.document import Document
 from ingest.errors import IngestError
+from ingest.flags import describe
+from ingest.read import read
+from ingest.selection import parse_pages
 from runtime.config import Request, Sampling
 from runtime.errors import ContextExceeded
 from runtime.events import Emission, Finished, FinishReason, Progress
@@ -61,10 +64,15 @@ class Answer:
 
 
 def read_document(path: Path, password: str | None = None, pages: str | None = None) -> Document:
-    """A file, folder or archive, read in a limited child process. Raises `IngestError`. Needs no model."""
-    from ingest.read import read
+    """A file, folder or archive, read in a limited child process. Raises `IngestError`. Needs no model.
 
-    return read(path, password=password, pages=pages)
+    `pages` restricts what is read of a PDF; of anything else all is read.
+    """
+    is_named_pdf = path.suffix.lower() == ".pdf" and path.is_file()
+    document = read(path, password=password, pages=pages if is_named_pdf else None)
+    if pages and document.kind == "pdf" and not is_named_pdf:
+        return read(path, password=password, pages=pages)
+    return document
 
 
 def open_assistant(settings: Settings, progress: Callable[[Progress], None]) -> "Assistant":
@@ -105,8 +113,6 @@ class Assistant:
 
     def select(self, entry_id: str, pages: str | None) -> Entry:
         """Choose pages ("1-12,15") of a document; None or blank chooses all. Raises `NoSuchPages`."""
-        from ingest.selection import parse_pages
-
         entry = self._library.entry(entry_id)
         if entry.document is None:
             raise NotReady(entry.name)
@@ -208,8 +214,6 @@ class Assistant:
         )
 
     def _fill(self, entry: Entry, document: Document) -> Entry:
-        from ingest.flags import describe
-
         encode = self._engine.tokenizer.encode
         page_ids = tuple(tuple(encode(page.text)) for page in document.pages)
         return self._library.fill(entry.id, document, page_ids, tuple(map(describe, document.flags)))

@@ -1,0 +1,143 @@
+"""The command line as a process of its own: exit statuses, what is on which stream, how fast a slip is told."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pypdf import PdfWriter
+
+from app import arguments
+from app.cli import main, version
+from app.errors import WrongUsage
+from app.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs the command line in a process that sees neither this machine's settings nor its data."""
+
+    def call(*argv: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("FULLREAD_")}
+        clean |= {"FULLREAD_CONFIG": str(tmp_path / "none"), "FULLREAD_DATA_DIR": str(tmp_path / "data")}
+        return subprocess.run(
+            [sys.executable, "-m", "app.cli", *argv],
+            cwd=ROOT,
+            env={**clean, "PYTHONPATH": str(ROOT), **environ},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=60,
+        )
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["ask"], "FILE"),
+        (["ask", "a.pdf"], "There is no question."),
+        (["ask", "a.pdf", "-q"], "expected one argument"),
+        (["ask", "a.pdf", "-q", " "], "A question is empty."),
+        (["ask", "a.pdf", "-q", "Why?", "--gama", "3"], "--gama"),
+        (["ask", "a.pdf", "-q", "Why?", "--gamma", "x"], "--gamma is “x”"),
+        (["ask", "a.pdf", "-q", "Why?", "--top-p", "0"], "above 0, at most 1"),
+        (["ask", "gone.pdf", "-q", "Why?"], "There is no file gone.pdf."),
+        (["ask", "gone\n.pdf", "-q", "Why?"], "gone"),
+        (["ask", "ingest", "-q", "Why?", "--pages", "1"], "--pages"),
+        (["fly"], "'fly'"),
+        (["bench", "--contexts", "1k"], "1024,4096,8192"),
+        (["--serve", "--host", "0.0.0.0"], "--api-key"),
+        (["--port", "http"], "--port"),
+    ],
+)
+def test_a_slip_is_one_line_and_status_2(run, argv, words):
+    """Usage, settings and files are found out before the model is loaded, and told in one line."""
+    done = run(*argv)
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("Reading ")]
+    assert len(lines) == 1
+    assert words in lines[0]
+    assert "Traceback" not in done.stderr
+
+
+def test_settings_from_elsewhere_are_named(run, tmp_path):
+    """A bad value in the environment or in the file says where it stands."""
+    assert "FULLREAD_GAMMA" in run("--serve", FULLREAD_GAMMA="much").stderr
+    (tmp_path / "config.toml").write_text("gammas = 3")
+    done = run("--serve", FULLREAD_CONFIG=str(tmp_path / "config.toml"))
+    assert done.returncode == 2
+    assert "Did you mean gamma?" in done.stderr
+
+
+def test_an_encrypted_pdf_asks_for_its_password(run, tmp_path):
+    """Without a password, and with a wrong one, the sentence says which it is."""
+    writer = PdfWriter()
+    writer.add_blank_page(100, 100)
+    writer.encrypt("open", algorithm="AES-256")
+    writer.write(tmp_path / "locked.pdf")
+    without, wrong = (
+        run("ask", str(tmp_path / "locked.pdf"), "-q", "Why?", *password)
+        for password in ([], ["--password", "wrong"])
+    )
+    assert (without.returncode, wrong.returncode) == (2, 2)
+    assert "locked.pdf is encrypted." in without.stderr
+    assert "The password does not open locked.pdf." in wrong.stderr
+
+
+def test_help_and_version_answer_at_once(run):
+    """Nothing heavy is imported for them."""
+    started = time.monotonic()
+    help_text, version_text = run("--help"), run("--version")
+    assert time.monotonic() - started < 5
+    assert (help_text.returncode, version_text.returncode) == (0, 0)
+    assert version_text.stdout == f"fullread {version()}\n"
+    assert "ask" in help_text.stdout
+    for name in Settings.__dataclass_fields__:
+        assert f"--{name.replace('_', '-')}" in help_text.stdout
+
+
+def test_checks_come_before_heavy_imports(run):
+    """A refused command line has imported neither torch nor transformers nor gradio."""
+    done = run("ask", "gone.pdf", "-q", "Why?", PYTHONPROFILEIMPORTTIME="1")
+    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if "|" in line}
+    assert "app.cli" in imported or "app.arguments" in imported
+    assert not imported & {"torch", "transformers", "gradio", "fastapi"}
+
+
+def test_files_and_questions_may_be_mixed():
+    """Files before, between and after questions are all files; options stand anywhere."""
+    command, given = arguments.parse(
+        ["--model", "m", "ask", "a.pdf", "-q", "One?", "b.pdf", "--seed", "-1", "-q", "Two?", "--json"], "1"
+    )
+    assert command == arguments.Ask((Path("a.pdf"), Path("b.pdf")), ("One?", "Two?"), None, True)
+    assert given == {"model": "m", "seed": "-1"}
+
+
+def test_commands():
+    """No command opens the page; --serve does not open the browser; bench has lengths and a file."""
+    assert arguments.parse([], "1") == (arguments.OpenPage(True), {})
+    assert arguments.parse(["--serve", "--port", "0"], "1") == (arguments.OpenPage(False), {"port": "0"})
+    assert arguments.parse(["bench", "--contexts", "64, 128", "--json", "rows.json"], "1") == (
+        arguments.Bench((64, 128), Path("rows.json")),
+        {},
+    )
+    with pytest.raises(WrongUsage):
+        arguments.parse(["bench", "--contexts", "0"], "1")
+
+
+def test_interrupting_the_reading_is_status_130(monkeypatch):
+    """Ctrl-C before there is an answer ends with 130 and no traceback."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("app.asking.read_document", interrupted)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    assert main(["ask", "a.pdf", "-q", "Why?"]) == 130
