@@ -1,6 +1,7 @@
 """What a terminal shows: progress on an updating line (or plain lines), answers, sources, costs."""
 
 import json
+import shutil
 import threading
 import time
 import unicodedata
@@ -73,7 +74,9 @@ class ProgressLine:
     def _write(self, text: str) -> None:
         with self._lock:
             if self._is_tty:
-                self._stream.write(f"{_CLEAR}{text}")
+                # A line that wraps could not be cleared again.
+                fitting = text[: shutil.get_terminal_size().columns - 1]
+                self._stream.write(f"{_CLEAR}{fitting}")
                 self._drawn = True
             else:
                 self._stream.write(f"{text}\n")

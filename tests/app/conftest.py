@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from pypdf import PdfWriter
+from pypdf.generic import DictionaryObject, NameObject, StreamObject
 
 from app.assistant import Assistant
 from app.library import Library
@@ -152,6 +154,33 @@ class ScriptedEngine:
                     if list(ids[at : at + len(wanted)]) == wanted:
                         found.append(Span(at, at + len(wanted), weight))
         return tuple(found)
+
+
+@pytest.fixture
+def make_pdf(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a real PDF, one text a page, and gives its path."""
+
+    def make(name: str, *texts: str) -> Path:
+        writer = PdfWriter()
+        font = DictionaryObject(
+            {
+                NameObject("/Type"): NameObject("/Font"),
+                NameObject("/Subtype"): NameObject("/Type1"),
+                NameObject("/BaseFont"): NameObject("/Helvetica"),
+            }
+        )
+        for text in texts:
+            page = writer.add_blank_page(595, 842)
+            lines = " T* ".join(f"({line}) Tj" for line in text.split("\n"))
+            content = StreamObject()
+            content.set_data(f"BT /F 12 Tf 14 TL 72 770 Td {lines} ET".encode("latin-1"))
+            page[NameObject("/Contents")] = writer._add_object(content)
+            fonts = DictionaryObject({NameObject("/F"): font})
+            page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
+        writer.write(tmp_path / name)
+        return tmp_path / name
+
+    return make
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from app.asking import ask
 from app.assistant import Assistant
 from app.errors import DocumentsTooLong, WrongUsage
 from app.library import Library
-from ingest.errors import FileMissing
+from ingest.errors import FileMissing, NoSuchPages
 from runtime.events import Progress
 
 
@@ -147,6 +147,23 @@ def test_pages_without_a_pdf_are_a_slip(run, notes):
     """--pages would change nothing here, so it is not passed over in silence."""
     with pytest.raises(WrongUsage):
         run(about(notes, pages="1-2"))
+
+
+def test_pages_are_those_of_every_pdf(run, engine, notes, make_pdf):
+    """--pages narrows each PDF, also one that is not named like one, and leaves other files whole."""
+    first = make_pdf("a.pdf", "Alpha one", "Alpha two", "Alpha three")
+    second = make_pdf("b.pdf", "Beta one", "Beta two").rename(notes.parent / "b")
+    script(engine, "It is.", used=(("two", 1.0),))
+    _, out, err = run(about(first, second, notes, pages="2"))
+    text = bytes(token % 256 for token in engine.prompts[0])
+    assert b"Alpha two" in text
+    assert b"Beta two" in text
+    assert b"7 bar" in text
+    assert b"one" not in text
+    assert "a.pdf: 9 tokens, 1 of 3 pages" in err
+    assert "  a.pdf, p. 2 (50%): “Alpha two”" in out
+    with pytest.raises(NoSuchPages):
+        run(about(first, second, pages="3"))
 
 
 def test_control_characters_do_not_reach_the_terminal(run, engine, notes):

@@ -1,4 +1,4 @@
-"""The command line as a process of its own: exit statuses, what is on which stream, how fast a slip is told."""
+"""The command line as a process of its own: exit statuses, both streams, how fast a slip is told."""
 
 import os
 import subprocess
