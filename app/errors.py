@@ -40,6 +40,14 @@ class OpenDoor(AppError):
         self.host = host
 
 
+class AddressUnusable(AppError):
+    """The page cannot listen on this address and port."""
+
+    def __init__(self, host: str, port: int, reason: str) -> None:
+        super().__init__(host, port, reason)
+        self.host, self.port, self.reason = host, port, reason
+
+
 class DataFolderUnusable(AppError):
     """Fullread cannot keep its files in the data folder."""
 

@@ -177,6 +177,11 @@ def _explain_ours(error: ours.AppError) -> Problem:
                 f"Listening on {shown(host)} would open your documents to everyone who reaches this machine.",
                 "Set a key with --api-key, or listen on 127.0.0.1.",
             )
+        case ours.AddressUnusable(host=host, port=port, reason=reason):
+            return Problem(
+                f"Fullread cannot listen on {shown(host)}, port {port}: {_reason(reason)}.",
+                "Choose another port with --port, or end the program that uses this one.",
+            )
         case ours.DataFolderUnusable(path=path, reason=reason):
             return Problem(
                 f"Fullread cannot keep its files in {shown(path)}: {_reason(reason)}.",

@@ -3,23 +3,22 @@
 import contextlib
 import os
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 from fastapi import FastAPI, Request
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import FileResponse, JSONResponse
 
-import assets
 from app.assistant import Assistant
 from app.server.documents import receive
 from app.server.security import Guard, Policy
 from app.settings import Settings
+from app.ui.assets import SCRIPT, STYLE
 from app.ui.desk import Desk
 from app.ui.intake import Intake
 from ingest.limits import Limits
 
-_ASSETS = Path(next(iter(assets.__path__)))
+_FRESH = {"Cache-Control": "no-cache"}  # asked for anew after an update
 _END_SECONDS = 0.8  # what a running answer gets to end in when the server ends
 
 
@@ -63,8 +62,13 @@ def build(assistant: Assistant, settings: Settings) -> FastAPI:
     async def documents(request: Request) -> JSONResponse:
         return await receive(request, intake, limits)
 
-    for name in ("page.css", "page.js"):
-        app.get(f"/{name}")(_serve(name))
+    @app.get("/page.css")
+    async def style() -> FileResponse:
+        return FileResponse(STYLE, headers=_FRESH)
+
+    @app.get("/page.js")
+    async def script() -> FileResponse:
+        return FileResponse(SCRIPT, headers=_FRESH)
 
     blocks = page(assistant, desk, intake)
     return gr.mount_gradio_app(  # type: ignore[no-any-return]
@@ -93,10 +97,3 @@ def quiet_gradio() -> None:
         del os.environ[name]
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-
-
-def _serve(name: str):  # type: ignore[no-untyped-def]
-    async def file() -> FileResponse:
-        return FileResponse(_ASSETS / name, headers={"Cache-Control": "no-cache"})
-
-    return file
