@@ -13,6 +13,14 @@ class FileMissing(IngestError):
     """There is no such file."""
 
 
+class Unreadable(IngestError):
+    """The file is there but may not be opened; `reason` is the operating system's word for it."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+        self.reason = reason
+
+
 class EmptyFile(IngestError):
     """The file holds no bytes, or no pages."""
 
@@ -35,6 +43,14 @@ class WrongPassword(IngestError):
 
 class NoText(IngestError):
     """No page holds text (a scan, as a rule)."""
+
+    def __init__(self, name: str, n_pages: int) -> None:
+        super().__init__(name, n_pages)
+        self.n_pages = n_pages
+
+
+class Undecodable(IngestError):
+    """The pages show glyphs, but their fonts do not say which letters they are."""
 
     def __init__(self, name: str, n_pages: int) -> None:
         super().__init__(name, n_pages)
