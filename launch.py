@@ -17,7 +17,7 @@ import sys
 
 if sys.version_info < (3, 11):  # noqa: UP036
     sys.exit(
-        f"Fullread needs Python 3.11 or newer, and this is Python {sys.version.split()[0]} ({sys.executable}). "
+        f"Fullread needs Python 3.11 or newer, and {sys.executable} is Python {sys.version.split()[0]}. "
         "Install a newer one from python.org and start launch.py with it."
     )
 
@@ -61,9 +61,7 @@ def main(arguments: "list[str]") -> int:
 
 def set_up(environment: Environment, arguments: "list[str]") -> int:
     """`setup`: every step is looked at again, whatever was noted before."""
-    parser = argparse.ArgumentParser(
-        prog="launch.py setup", description="Set Fullread up, or repair the set-up."
-    )
+    parser = argparse.ArgumentParser(prog="launch.py setup", description="Set Fullread up, or repair the set-up.")
     offered = sorted(environment.project.extras)
     parser.add_argument(
         "--extra",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import ModelNotFound
+from runtime.errors import ModelDamaged, ModelNotFound
 from runtime.models.sources import default_cache_dir, locate
 
 
@@ -15,7 +15,7 @@ def starter_path() -> Path:
     """The starter model's GGUF file in the user's cache. Never fetched here: no test touches the network."""
     try:
         return locate("starter", default_cache_dir(), allow_download=False, progress=lambda _: None).path
-    except ModelNotFound:
+    except (ModelNotFound, ModelDamaged):
         reason = "the starter model is not in the cache; `python launch.py test` fetches it first"
         if in_ci():
             pytest.fail(reason)

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.setup import torch_build
-from app.setup.failure import AGAIN, SetupFailed
+from app.setup.failure import SetupFailed
 from app.setup.lock import only_one
 from app.setup.process import pip, run, step
 from app.setup.requirements import Project, missing_here, read_project
 
 # An older pip downloads a whole build of PyTorch only to say what it would install.
 OLDEST_PIP = (25, 3)
-FREE_BYTES = 3_000_000_000
 ASK_VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
 SECONDS_FOR_VERSION = 60
 
@@ -99,9 +98,9 @@ class Environment:
     def _make_venv(self) -> None:
         """Keep the environment that is there where its Python and pip work, else make it anew."""
         self.stamp.unlink(missing_ok=True)
+        self._forget_half_installed()
         n_pip = self._pip_version() if version_of(self.python) else None
         if n_pip is None:
-            self._require_space()
             run([sys.executable, "-m", "venv", "--clear", str(self.venv)], self.root)
             n_pip = self._pip_version() or (0,)
         if n_pip < OLDEST_PIP:
@@ -116,13 +115,12 @@ class Environment:
         found = re.match(r"pip (\d+)\.(\d+)", said[-1] if said else "")
         return (int(found[1]), int(found[2])) if found else None
 
-    def _require_space(self) -> None:
-        free_bytes = shutil.disk_usage(self.root).free
-        if free_bytes < FREE_BYTES:
-            raise SetupFailed(
-                f"this disk has {free_bytes / 1e9:.1f} GB free and the set-up takes {FREE_BYTES / 1e9:.0f}",
-                f"Free some space. {AGAIN}",
-            )
+    def _forget_half_installed(self) -> None:
+        """Let pip install again what it was killed in the middle of: RECORD is written last."""
+        for pattern in ("lib/python*/site-packages/*.dist-info", "Lib/site-packages/*.dist-info"):
+            for described in self.venv.glob(pattern):
+                if not (described / "RECORD").is_file():
+                    shutil.rmtree(described)
 
     def _is_running_one_enough(self, extras: frozenset[str]) -> bool:
         return not missing_here(self.project.wanted(extras))

@@ -34,18 +34,14 @@ N_LINES = 4
 class SetupFailed(Exception):
     """A step did not work. `title` names it, `said` are the telling last lines of the tool that failed."""
 
-    def __init__(
-        self, reason: str, way_out: str, said: Sequence[str] = (), title: str = "The set-up"
-    ) -> None:
+    def __init__(self, reason: str, way_out: str, said: Sequence[str] = (), title: str = "The set-up") -> None:
         super().__init__(reason)
         self.reason, self.way_out, self.said, self.title = reason, way_out, tuple(said), title
 
     @property
     def in_full(self) -> str:
         """Everything for the person: which step, why, what the tool said, what to try."""
-        return "\n".join(
-            [f"{self.title} failed: {self.reason}.", *(f"    {line}" for line in self.said), self.way_out]
-        )
+        return "\n".join([f"{self.title} failed: {self.reason}.", *(f"    {line}" for line in self.said), self.way_out])
 
 
 def explain(lines: Sequence[str], otherwise: str) -> SetupFailed:

@@ -14,9 +14,8 @@ from app.setup.failure import SetupFailed, explain
 
 N_KEPT_LINES = 200
 SECONDS_BETWEEN_LINES = 5.0
-N_COLUMNS = 110
 RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
-PIP_NEWS = re.compile(r"\s*(Downloading .*\([\d.]+ [MG]B\)|Installing collected packages)")
+PIP_NEWS = re.compile(r"\s*(Downloading [\w.]+-[\w.]+(?=.*[MG]B\))|Installing collected packages)")
 
 
 def say(line: str) -> None:
@@ -71,9 +70,9 @@ def run(
             kept.append(line)
             if file is not None:
                 print(line, file=file, flush=True)
-            if echo is not None and echo.match(line):
+            if echo is not None and (news := echo.match(line)):
                 spoke = time.monotonic()
-                say(f"    {line.strip()}"[:N_COLUMNS])
+                say(f"    {news[0].strip()}")
         status = child.wait()
     if status:
         raise explain(kept, f"{Path(command[0]).name} ended with exit status {status}")
@@ -88,6 +87,6 @@ def pip(python: Path, folder: Path, log: Path, *arguments: str, progress: str = 
 
 def clean_environment() -> dict[str, str]:
     """This process's environment without what would lead another Python to other packages or elsewhere."""
-    led_astray = ("PYTHONPATH", "PYTHONHOME", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "__PYVENV_LAUNCHER__")
+    led_astray = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "__PYVENV_LAUNCHER__")
     kept = {name: value for name, value in os.environ.items() if name not in led_astray}
-    return kept | {"PYTHONUNBUFFERED": "1", "PIP_REQUIRE_VIRTUALENV": "0"}
+    return kept | {"PYTHONUNBUFFERED": "1", "PIP_REQUIRE_VIRTUALENV": "0", "PIP_USER": "0"}

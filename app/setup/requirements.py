@@ -46,9 +46,7 @@ def read_project(path: Path) -> Project:
     try:
         table = tomllib.loads(path.read_text("utf-8"))["project"]
         always = tuple(map(str, table.get("dependencies", ())))
-        extras = {
-            name: tuple(map(str, lines)) for name, lines in table.get("optional-dependencies", {}).items()
-        }
+        extras = {name: tuple(map(str, lines)) for name, lines in table.get("optional-dependencies", {}).items()}
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise SetupFailed(
             "pyproject.toml cannot be read", "Restore it: git checkout pyproject.toml", [repr(error)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.setup.failure import SetupFailed
+from app.setup.failure import AGAIN, SetupFailed
 from app.setup.process import pip, run, say
 from app.setup.requirements import is_within
 
@@ -24,6 +24,9 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
 OLDEST_DRIVER = 580  # of CUDA 13, which the CUDA builds of this release need
 SECONDS_FOR_DRIVER = 30
+# Measured: the environment is 1.6 GB with the CPU build; pip's copies come on top.
+FREE_BYTES_CPU = 3_000_000_000
+FREE_BYTES_CUDA = 10_000_000_000
 CUDA_PACKAGES = re.compile(r"(nvidia|cuda)[-_]")
 DRIVER_TOOLS = ("nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi", r"C:\Windows\System32\nvidia-smi.exe")
 
@@ -99,6 +102,7 @@ def install(python: Path, folder: Path, log: Path, ranges: str) -> None:
     if present is not None and present.is_cuda == hardware.wants_cuda and is_within(present.version, ranges):
         say(f"    torch {present.version} is there already")
         return
+    require_space(folder, FREE_BYTES_CUDA if hardware.wants_cuda else FREE_BYTES_CPU)
     offered = None if platform.system() == "Darwin" else ask_pip(python, folder, log)
     arguments = choose(hardware.wants_cuda, offered)
     replacing = ["--force-reinstall"] if present is not None else []
@@ -107,14 +111,20 @@ def install(python: Path, folder: Path, log: Path, ranges: str) -> None:
     except SetupFailed as failure:
         if CUDA_INDEX not in arguments:
             raise
-        say(
-            f"    PyTorch's CUDA build could not be had ({failure}); the CPU build instead, so no GPU is used"
-        )
+        say(f"    PyTorch's CUDA build could not be had ({failure}); the CPU build instead, so no GPU is used")
         pip(python, folder, log, TORCH)
 
 
+def require_space(folder: Path, needed_bytes: int) -> None:
+    """Raises SetupFailed where the disk has too little room for this build and everything after it."""
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes:
+        numbers = f"{free_bytes / 1e9:.1f} GB are free on this disk and {needed_bytes / 1e9:.0f} GB are needed"
+        raise SetupFailed(numbers, f"Free some space. {AGAIN}")
+
+
 def choose(wants_cuda: bool, offered: Build | None) -> list[str]:
-    """The arguments for `pip install`. `offered` is what pip gives by itself, None where there is no choice."""
+    """The arguments for `pip install`. `offered` is what pip gives by itself; None: there is one build."""
     if offered is None or offered.is_cuda == wants_cuda:
         return [TORCH]
     return [TORCH, "--index-url", CUDA_INDEX if wants_cuda else CPU_INDEX]

@@ -63,6 +63,8 @@ def _starter(cache_dir: Path, allow_download: bool, progress: Callable[[Progress
     if starter.is_whole(starter.STARTER, path):
         return path
     if not allow_download:
+        if path.exists():
+            raise ModelDamaged(str(path), f"it is not {starter.STARTER.file_bytes:,} bytes long")
         raise ModelNotFound(STARTER, "it was not downloaded yet, and downloads are switched off")
     return starter.fetch(starter.STARTER, cache_dir, progress)
 
