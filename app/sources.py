@@ -1,7 +1,7 @@
 """Where an answer comes from: the prompt spans its attention used, made into pages with a quote."""
 
-import bisect
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _MOST = 5
 _WEAKEST = 0.05  # of the strongest source's weight
+_GAP = 16  # tokens between two pieces of one passage
 _QUOTE_LENGTH = 240  # characters
 
 
@@ -33,54 +34,67 @@ class Source:
     quote: str
 
 
-@dataclass(slots=True)
-class _Tally:
-    """What was found on one page: the sum of weights, and the strongest piece, as tokens of its text."""
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Tokens `[start, end)` of a page's text that were used, and how much."""
 
-    span: PageSpan
-    weight: float = 0.0
-    strongest: float = 0.0
-    start: int = 0
-    end: int = 0
+    start: int
+    end: int
+    weight: float
 
 
 def find_sources(
     prompt: Prompt, chosen: Sequence[Chosen], evidence: Sequence[Span], tokenizer: "Tokenizer"
 ) -> tuple[Source, ...]:
     """At most five pages, strongest first. Evidence outside page text counts for nothing."""
-    tallies = _tally(prompt.spans, evidence)
-    total = sum(tally.weight for tally in tallies)
+    found = {page: pieces for page, pieces in _by_page(prompt.spans, evidence) if pieces}
+    weights = {page: sum(piece.weight for piece in pieces) for page, pieces in found.items()}
+    total = sum(weights.values())
     if total <= 0:
         return ()
-    ranked = sorted(tallies, key=lambda tally: (-tally.weight, tally.span.start))[:_MOST]
-    kept = [tally for tally in ranked if tally.weight >= _WEAKEST * ranked[0].weight]
-    return tuple(_source(tally, chosen, tally.weight / total, tokenizer) for tally in kept)
+    ranked = sorted(weights, key=lambda page: (-weights[page], page.start))[:_MOST]
+    kept = [page for page in ranked if weights[page] >= _WEAKEST * weights[ranked[0]]]
+    return tuple(_source(page, found[page], chosen, weights[page] / total, tokenizer) for page in kept)
 
 
-def _tally(pages: Sequence[PageSpan], evidence: Sequence[Span]) -> list[_Tally]:
-    """Weights gathered by page; a span over several pages is shared by the tokens it has on each."""
-    starts = [page.start for page in pages]
-    tallies: dict[int, _Tally] = {}
-    for span in evidence:
-        at = max(bisect.bisect_right(starts, span.start) - 1, 0)
-        while at < len(pages) and pages[at].start < span.end:
-            page = pages[at]
+def _by_page(pages: Sequence[PageSpan], evidence: Sequence[Span]) -> Iterator[tuple[PageSpan, list[_Piece]]]:
+    """Each page with its pieces; a span over several pages is shared by the tokens it has on each."""
+    spans = sorted(evidence, key=lambda span: span.start)
+    at = 0
+    for page in pages:
+        while at < len(spans) and spans[at].end <= page.start:
+            at += 1
+        pieces = []
+        for span in itertools.islice(spans, at, None):
+            if span.start >= page.end:
+                break
             start, end = max(span.start, page.start), min(span.end, page.end)
             if start < end:
-                weight = span.weight * (end - start) / (span.end - span.start)
-                tally = tallies.setdefault(at, _Tally(page))
-                tally.weight += weight
-                if weight > tally.strongest:
-                    tally.strongest, tally.start, tally.end = weight, start - page.start, end - page.start
-            at += 1
-    return list(tallies.values())
+                share = (end - start) / (span.end - span.start)
+                pieces.append(_Piece(start - page.start, end - page.start, span.weight * share))
+        yield page, pieces
 
 
-def _source(tally: _Tally, chosen: Sequence[Chosen], weight: float, tokenizer: "Tokenizer") -> Source:
-    part = chosen[tally.span.document]
-    page = next(page for page in part.pages if page.index == tally.span.page)
+def _strongest_passage(pieces: Sequence[_Piece]) -> tuple[int, int]:
+    """The tokens of the heaviest run of pieces that lie close together."""
+    passages: list[_Piece] = []
+    for piece in pieces:
+        if passages and piece.start - passages[-1].end <= _GAP:
+            last = passages.pop()
+            piece = _Piece(last.start, max(last.end, piece.end), last.weight + piece.weight)
+        passages.append(piece)
+    strongest = max(passages, key=lambda passage: passage.weight)
+    return strongest.start, strongest.end
+
+
+def _source(
+    span: PageSpan, pieces: Sequence[_Piece], chosen: Sequence[Chosen], weight: float, tokenizer: "Tokenizer"
+) -> Source:
+    part = chosen[span.document]
+    page = next(page for page in part.pages if page.index == span.page)
     offsets = tokenizer.offsets(page.text)
-    start, end = offsets[tally.start][0], offsets[tally.end - 1][1]
+    first, last = _strongest_passage(pieces)
+    start, end = offsets[first][0], offsets[last - 1][1]
     label = shown(page.label) if part.document.kind == "pdf" else _lines(page, start, end)
     return Source(shown(part.document.name), page.index, label, weight, quote_around(page.text, start, end))
 

@@ -51,6 +51,14 @@ def test_files_are_cited_with_the_lines_of_the_strongest_place(engine, laid_out)
         assert source.label == f"src/main.py:{lines}"
 
 
+def test_single_words_close_together_are_one_passage(engine, laid_out):
+    """Attention falls on single tokens; the heaviest run of them is what is cited, not the strongest one."""
+    prompt, chosen, at = laid_out
+    evidence = [at("import", 1.5), at("pump.start", 1.0), at("return", 1.0)]
+    (source,) = find_sources(prompt, chosen, evidence, engine.tokenizer)
+    assert (source.label, source.weight) == ("src/main.py:5-6", 1.0)
+
+
 def test_a_span_over_two_pages_is_shared_by_its_tokens(engine, laid_out):
     """What lies between pages counts for neither."""
     prompt, chosen, _ = laid_out
