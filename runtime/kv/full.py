@@ -1,0 +1,81 @@
+"""The full KV cache, on the model's device."""
+
+import torch
+from torch import Tensor
+
+from runtime.kv.store import TrimBelowCommitted
+
+GROWTH = 256
+
+
+class FullStore:
+    """Every token's keys and values, in one buffer [kv_heads, capacity, head_dim] a layer.
+
+    Prefixes of such a buffer are strided; the attention kernels used read them at full speed.
+    """
+
+    keys_are_rotated = True
+
+    def __init__(self, n_layers: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._length = self._committed = 0
+        empty = torch.empty(n_kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self._keys = [empty] * n_layers
+        self._values = [empty] * n_layers
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def committed(self) -> int:
+        return self._committed
+
+    @property
+    def capacity(self) -> int:
+        return self._keys[0].shape[1]
+
+    @property
+    def n_layers(self) -> int:
+        return len(self._keys)
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in (*self._keys, *self._values))
+
+    def positions(self, n_tokens: int) -> range:
+        return range(self._length - n_tokens, self._length)
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for `capacity` tokens, layer by layer so that one layer's copy is the most held twice."""
+        if capacity <= self.capacity:
+            return
+        for buffers in (self._keys, self._values):
+            for layer, old in enumerate(buffers):
+                buffers[layer] = old.new_empty(old.shape[0], capacity, old.shape[2])
+                buffers[layer][:, : self._length] = old[:, : self._length]
+
+    def extend(self, n_tokens: int) -> None:
+        if self._length + n_tokens > self.capacity:
+            self.reserve(self._length + n_tokens + GROWTH)
+        self._length += n_tokens
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        start = self._length - keys.shape[1]
+        self._keys[layer][:, start : self._length] = keys
+        self._values[layer][:, start : self._length] = values
+
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self._keys[layer][:, : self._length], self._values[layer][:, : self._length]
+
+    def trim(self, length: int) -> None:
+        if length < self._committed:
+            raise TrimBelowCommitted(length, self._committed)
+        self._length = min(self._length, length)
+
+    def commit(self) -> None:
+        self._committed = self._length
+
+    def cut(self, length: int) -> None:
+        """Cut back to `length` tokens, committed or not. For the session alone."""
+        self._length = min(self._length, length)
+        self._committed = min(self._committed, length)

@@ -1,0 +1,63 @@
+"""Queries seen in passage: what chunk selection and evidence are computed from."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+class RecentQueries:
+    """The queries of the newest tokens of the last forward pass, at most `window` of them, a layer."""
+
+    def __init__(self, window: int = 32) -> None:
+        self._window = window
+        self._layers: list[Tensor] = []
+
+    def observe(self, layer: int, start: int, queries: Tensor) -> None:
+        """Called by the decoder with queries [heads, tokens, head_dim] of the tokens from position `start`."""
+        if layer == 0:
+            self._layers = []
+        self._layers.append(queries[:, -self._window :].clone())
+
+    def latest(self) -> Sequence[Tensor]:
+        """[heads, tokens, head_dim] a layer; empty before the first pass."""
+        return self._layers
+
+
+class AnswerQueries:
+    """The queries of the first `n_tokens` tokens from position `start`, kept while an answer grows.
+
+    A position seen again (its first token was a rejected draft) replaces what was seen before.
+    """
+
+    def __init__(self, start: int, n_tokens: int) -> None:
+        self.start = start
+        self._n_tokens = n_tokens
+        self._layers: dict[int, Tensor] = {}
+
+    def observe(self, layer: int, start: int, queries: Tensor) -> None:
+        """As in `RecentQueries`."""
+        first = max(start, self.start)
+        last = min(start + queries.shape[1], self.start + self._n_tokens)
+        if last <= first:
+            return
+        if layer not in self._layers:
+            n_heads, _, head_dim = queries.shape
+            self._layers[layer] = queries.new_zeros(n_heads, self._n_tokens, head_dim)
+        seen = queries[:, first - start : last - start]
+        self._layers[layer][:, first - self.start : last - self.start] = seen
+
+    def upto(self, end: int) -> Sequence[Tensor]:
+        """Queries of the positions from `start` to before `end`, [heads, tokens, head_dim] a layer."""
+        n_tokens = max(0, min(self._n_tokens, end - self.start))
+        return [self._layers[layer][:, :n_tokens] for layer in sorted(self._layers)]
+
+
+class Both:
+    """Lets two observers watch one pass."""
+
+    def __init__(self, first: RecentQueries, second: AnswerQueries) -> None:
+        self._first, self._second = first, second
+
+    def observe(self, layer: int, start: int, queries: Tensor) -> None:
+        self._first.observe(layer, start, queries)
+        self._second.observe(layer, start, queries)

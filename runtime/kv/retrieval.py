@@ -1,0 +1,154 @@
+"""The retrieval cache: the chunks of the full KV cache that recent queries want (TriForce, arXiv 2404.11912, 4.1)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from runtime.kv.chunks import best_chunks, chunk_means, chunk_scores, gather_chunks
+from runtime.kv.full import FullStore
+from runtime.kv.queries import RecentQueries
+from runtime.kv.store import TrimBelowCommitted
+
+TAIL = 160  # room for drafts: more than gamma and inner gamma can be together
+ROOM = 256  # at most so many tokens of the budget are left for tokens to come
+NEWEST = 64  # at least so many newest tokens are kept, where a quarter of the budget allows
+
+
+class RetrievalStore:
+    """At most `budget` committed tokens a layer and KV head, chosen from a full store, and a tail of drafts.
+
+    While everything fits, everything is held. Otherwise `select` keeps the first chunk, the newest tokens and the
+    chunks that the queries score highest, and leaves part of the budget for tokens to come. `commit` takes what was
+    accepted since from the full store (the tail's own keys were computed under sparse attention). Keys are stored
+    after RoPE, so a chunk keeps its place in the document.
+    """
+
+    keys_are_rotated = True
+
+    def __init__(
+        self,
+        full: FullStore,
+        queries: RecentQueries,
+        budget: int,
+        chunk_size: int,
+        scale: float,
+        refresh_every: int = 64,
+    ) -> None:
+        self._full = full
+        self._queries = queries
+        self._refresh_every = refresh_every
+        self._chosen_at = 0
+        self._budget = budget
+        self._chunk_size = chunk_size
+        self._scale = scale
+        self._held = self._length = self._committed = 0  # `_held`: committed tokens in the buffers
+        self._tail = 0
+        keys, _ = full.read(0)
+        shape = (keys.shape[0], budget + TAIL, keys.shape[2])
+        self._keys = [keys.new_empty(shape) for _ in range(full.n_layers)]
+        self._values = [keys.new_empty(shape) for _ in range(full.n_layers)]
+        self._means: list[Tensor] = [keys.new_empty(shape[0], 0, shape[2]) for _ in range(full.n_layers)]
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def committed(self) -> int:
+        return self._committed
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in (*self._keys, *self._values, *self._means))
+
+    def positions(self, n_tokens: int) -> range:
+        return range(self._length - n_tokens, self._length)
+
+    def extend(self, n_tokens: int) -> None:
+        self._length += n_tokens
+        self._tail += n_tokens
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        end = self._held + self._tail
+        start = end - keys.shape[1]
+        self._keys[layer][:, start:end] = keys
+        self._values[layer][:, start:end] = values
+
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        end = self._held + self._tail
+        return self._keys[layer][:, :end], self._values[layer][:, :end]
+
+    def trim(self, length: int) -> None:
+        if length < self._committed:
+            raise TrimBelowCommitted(length, self._committed)
+        forgotten = max(0, self._length - length)
+        self._length -= forgotten
+        self._tail -= forgotten
+
+    def commit(self) -> None:
+        """Take over from the full store what was committed there since; choose anew when the budget is spent or
+        `refresh_every` tokens were added since the last choice."""
+        start, end = self._committed, self._full.committed
+        grown = self._held + end - start
+        if grown > self._budget or end - self._chosen_at >= self._refresh_every:
+            self.select(self._queries.latest())
+            return
+        for layer in range(self._full.n_layers):
+            keys, values = self._full.read(layer)
+            self._keys[layer][:, self._held : grown] = keys[:, start:end]
+            self._values[layer][:, self._held : grown] = values[:, start:end]
+        self._settle(grown, end)
+
+    def select(self, queries: Sequence[Tensor]) -> None:
+        """Choose anew from all that is committed to the full store.
+
+        `queries` [heads, tokens, head_dim], one a layer; none at all keeps the first chunk and the newest.
+        """
+        end = self._full.committed
+        whole = end if end <= self._budget else 0
+        n_chunks = 0
+        if not whole:
+            size = self._chunk_size
+            rest = end % size
+            room = min(self._budget // 4, ROOM)
+            n_chunks = max(2, (self._budget - room - rest) // size)
+        for layer in range(self._full.n_layers):
+            keys, values = (held[:, :end] for held in self._full.read(layer))
+            if whole:
+                self._keys[layer][:, :end] = keys
+                self._values[layer][:, :end] = values
+                continue
+            means = self._updated_means(layer, keys)
+            if queries:
+                scores = chunk_scores(queries[layer], means, self._scale)
+            else:
+                scores = torch.arange(means.shape[1], dtype=torch.float32).repeat(means.shape[0], 1).to(means.device)
+            n_newest = min(n_chunks // 4, -(-NEWEST // size)) or 1
+            chunks = best_chunks(scores, n_chunks, n_newest)
+            gather_chunks(keys, chunks, size, self._keys[layer])
+            gather_chunks(values, chunks, size, self._values[layer])
+            held = n_chunks * size
+            self._keys[layer][:, held : held + rest] = keys[:, end - rest :]
+            self._values[layer][:, held : held + rest] = values[:, end - rest :]
+        self._chosen_at = end
+        self._settle(whole or n_chunks * self._chunk_size + rest, end)
+
+    def cut(self, length: int) -> None:
+        """The full store was cut back to `length` tokens: forget what was derived from more. Needs a `select`."""
+        n_chunks = length // self._chunk_size
+        self._means = [means[:, :n_chunks] for means in self._means]
+        self._chosen_at = 0
+        self._settle(0, 0)
+
+    def _settle(self, held: int, length: int) -> None:
+        self._held, self._tail = held, 0
+        self._length = self._committed = length
+
+    def _updated_means(self, layer: int, keys: Tensor) -> Tensor:
+        """Means of all whole chunks; only those not averaged before are computed."""
+        known = self._means[layer]
+        new = chunk_means(keys[:, known.shape[1] * self._chunk_size :], self._chunk_size)
+        if new.shape[1]:
+            self._means[layer] = torch.cat([known, new], 1)
+        return self._means[layer]

@@ -1,0 +1,132 @@
+"""One `attend`, several backends behind it. Every query sees all keys up to its own token.
+
+The newest keys are the queries' own tokens, so what lies before them needs no mask. The kernels return the log-sum-exp
+of their scores, by which parts computed apart are joined exactly (as in FlashAttention, arXiv 2205.14135).
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+MASKED_ROWS = 256  # up to so many query rows a KV head, own keys are masked densely instead of in a causal kernel
+SPLIT = 512  # the past is cut into parts of at least so many tokens, to occupy all cores
+MOST_PARTS = 8
+
+
+class Attend(Protocol):
+    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        """Attention output [heads, tokens, head_dim].
+
+        `queries` [heads, tokens, head_dim] belong to the newest tokens of `keys` and `values`
+        [kv_heads, held, head_dim], held >= tokens; consecutive heads / kv_heads query heads share a KV head.
+        """
+        ...
+
+
+def attend_plainly(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """The definition, in float32: the reference for every other backend."""
+    n_kv_heads, n_held, _ = keys.shape
+    n_tokens = queries.shape[1]
+    grouped: Tensor = queries.unflatten(0, (n_kv_heads, -1)).float()  # [kv_heads, group, tokens, head_dim]
+    scores = grouped @ keys.float().transpose(1, 2).unsqueeze(1) * scale
+    unseen = torch.ones(n_tokens, n_held, dtype=torch.bool, device=keys.device).triu(n_held - n_tokens + 1)
+    weights = scores.masked_fill(unseen, -torch.inf).softmax(-1)
+    return (weights @ values.float().unsqueeze(1)).flatten(0, 1).to(queries.dtype)
+
+
+def attend_on_cpu(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """By PyTorch's CPU flash kernel. The query heads of a KV head are folded into rows, so its keys are read once."""
+    n_kv_heads, n_held, head_dim = keys.shape
+    n_heads, n_tokens, _ = queries.shape
+    n_past = n_held - n_tokens
+    rows = queries.reshape(n_kv_heads, -1, head_dim)  # [kv_heads, group * tokens, head_dim]
+    if rows.shape[1] > MASKED_ROWS:
+        return _attend_to_block(queries, rows, keys, values, scale)
+    n_parts = max(1, min(MOST_PARTS, n_past // SPLIT))
+    part = n_past // n_parts
+    n_split = part * n_parts
+    own_keys, own_values = keys[:, n_split:], values[:, n_split:]
+    mask = None
+    if n_tokens > 1:
+        seen = torch.ones(n_tokens, n_held - n_split, dtype=torch.bool).tril(n_past - n_split)
+        mask = torch.zeros(seen.shape, dtype=queries.dtype).masked_fill(~seen, -torch.inf)
+        mask = mask.repeat(n_heads // n_kv_heads, 1)
+    own = _flash(rows[None], own_keys[None], own_values[None], scale, mask=mask)
+    if part == 0:
+        return own[0][0].reshape(n_heads, n_tokens, head_dim)
+    past = _flash(
+        rows.expand(n_parts, *rows.shape),
+        keys[:, :n_split].unflatten(1, (n_parts, part)).transpose(0, 1),
+        values[:, :n_split].unflatten(1, (n_parts, part)).transpose(0, 1),
+        scale,
+    )
+    outputs = torch.cat([past[0], own[0]])
+    return _joined(outputs, torch.cat([past[1], own[1]])).reshape(n_heads, n_tokens, head_dim)
+
+
+def _attend_to_block(queries: Tensor, rows: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """A prompt block: its own tokens causally, the past without a mask."""
+    n_heads, n_tokens, head_dim = queries.shape
+    group = n_heads // keys.shape[0]
+    n_past = keys.shape[1] - n_tokens
+    own_output, own_sums = _flash(
+        queries[None],
+        keys[:, n_past:].repeat_interleave(group, 0)[None],
+        values[:, n_past:].repeat_interleave(group, 0)[None],
+        scale,
+        causal=True,
+    )
+    if n_past == 0:
+        return own_output[0]
+    output, sums = _flash(rows[None], keys[None, :, :n_past], values[None, :, :n_past], scale)
+    shape = (n_heads, n_tokens)
+    return _joined(
+        torch.stack([output[0].reshape(*shape, head_dim), own_output[0]]),
+        torch.stack([sums[0].reshape(shape), own_sums[0]]),
+    )
+
+
+def _flash(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    causal: bool = False,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Output [parts, heads, rows, head_dim] and log-sum-exp of the scores [parts, heads, rows] in float32."""
+    output, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        queries, keys, values, 0.0, causal, attn_mask=mask, scale=scale
+    )
+    return output, sums
+
+
+def _joined(outputs: Tensor, sums: Tensor) -> Tensor:
+    """Attention over all parts from each part's output [parts, ..., head_dim] and log-sum-exp [parts, ...]."""
+    weights = sums.softmax(0).unsqueeze(-1)
+    return (outputs * weights).sum(0).to(outputs.dtype)
+
+
+def attend_by_sdpa(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """By `scaled_dot_product_attention`, for devices with kernels of their own behind it."""
+    n_tokens, n_held = queries.shape[1], keys.shape[1]
+    mask = None
+    if 1 < n_tokens < n_held:
+        mask = torch.ones(n_tokens, n_held, dtype=torch.bool, device=keys.device).tril(n_held - n_tokens)
+    return torch.nn.functional.scaled_dot_product_attention(
+        queries[None],
+        keys[None],
+        values[None],
+        attn_mask=mask,
+        is_causal=1 < n_tokens == n_held,
+        scale=scale,
+        enable_gqa=queries.shape[0] != keys.shape[0],
+    )[0]
+
+
+def choose_attend(device: torch.device) -> Attend:
+    """The backend for a device."""
+    if device.type == "cpu" and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"):
+        return attend_on_cpu
+    return attend_by_sdpa

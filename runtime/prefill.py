@@ -1,0 +1,37 @@
+"""Feeding a prompt in blocks, each a step that can be cancelled and reports how far it is."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from runtime.events import Progress
+from runtime.kv.store import Store
+from runtime.models.decoder import Decoder, Observer
+
+BLOCK = 512
+
+
+def prefill(
+    decoder: Decoder,
+    store: Store,
+    ids: Sequence[int],
+    cancel: threading.Event,
+    observer: Observer | None = None,
+    block: int = BLOCK,
+) -> Iterator[Progress]:
+    """Feed and commit the ids the store has not seen, block by block.
+
+    Progress counts the new tokens alone. When `cancel` is set it ends before the next block; what was fed stays.
+    """
+    started, first = time.perf_counter(), store.length
+    total = len(ids) - first
+    yield Progress("prefill", 0, total)
+    while store.length < len(ids) and not cancel.is_set():
+        step = torch.tensor(ids[store.length : store.length + block], device=decoder.device)
+        decoder.forward(step, store, n_logits=0, observer=observer)
+        store.commit()
+        done = store.length - first
+        rate = done / (time.perf_counter() - started)
+        yield Progress("prefill", done, total, rate, (total - done) / rate)

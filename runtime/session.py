@@ -1,0 +1,138 @@
+"""A sequence of tokens whose KV cache is kept, and the answers given from it."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from runtime.answer import Answer
+from runtime.choices import SeededChoices
+from runtime.config import Request, Speculation
+from runtime.drafter import Drafter, NoDrafter
+from runtime.events import Event, Finished, Span
+from runtime.evidence import attention_used
+from runtime.hierarchy import compose
+from runtime.kv.full import FullStore
+from runtime.kv.queries import AnswerQueries, Both, RecentQueries
+from runtime.kv.retrieval import RetrievalStore
+from runtime.models.load import Model
+from runtime.pacing import FixedPacing
+from runtime.prefill import prefill
+from runtime.prefix import common_prefix
+from runtime.scorer import Scorer
+from runtime.speculation import Tally, decode
+from runtime.stats import Stats
+
+EVIDENCE_TOKENS = 64  # tokens of an answer whose attention is looked at
+RETRIEVAL_FROM = 2  # a prompt of so many budgets is long enough for a retrieval cache to be cheaper than the full one
+
+
+class Session:
+    """One prompt and its conversation tail. Used by one thread at a time."""
+
+    def __init__(self, target: Model, draft: Model | None, speculation: Speculation, n_tokens: int) -> None:
+        """For sequences of up to `n_tokens`, by which the rotary embedding is fixed."""
+        self.n_tokens = n_tokens
+        self.tokens: list[int] = []  # those whose keys and values the full store holds
+        self._target = target
+        self._draft = draft
+        self._speculation = speculation
+        self._decoder = target.decoder.with_rope(target.rope(n_tokens))
+        spec = target.spec
+        self._full = FullStore(spec.n_layers, spec.n_kv_heads, spec.head_dim, self._decoder.dtype, self._decoder.device)
+        self._recent = RecentQueries()
+        self._retrieval: RetrievalStore | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        return self._full.n_bytes + (self._retrieval.n_bytes if self._retrieval else 0)
+
+    def answer(self, ids: Sequence[int], request: Request, cancel: threading.Event, asked_at: float) -> Iterator[Event]:
+        """Prefill what is new of `ids`, then decode; `asked_at` is when the question came, by `perf_counter`."""
+        ids = list(ids)
+        cached = min(common_prefix(self.tokens, ids), len(ids) - 1)
+        self._cut(cached)
+        answer = Answer(self._target.tokenizer, request)
+        prefilling = time.perf_counter()
+        decoding = prefilling
+        self._full.reserve(len(ids) + request.max_tokens + self._speculation.gamma + 1)
+        tally = Tally("full")
+        drafter: Drafter = NoDrafter()
+        watched = AnswerQueries(len(ids) - 1, EVIDENCE_TOKENS if request.evidence_spans else 0)
+        try:
+            yield from prefill(self._decoder, self._full, ids[:-1], cancel, self._recent)
+            decoding = time.perf_counter()
+            first_at = last_at = decoding
+            if not cancel.is_set():
+                choices = SeededChoices(request.sampling.seed)
+                gamma = self._speculation.gamma if self._speculation.enabled else 0
+                if gamma:
+                    drafter = compose(
+                        self._decoder,
+                        self._draft.decoder if self._draft else None,
+                        self._refreshed_retrieval(len(ids)),
+                        ids,
+                        self._speculation,
+                        request.sampling,
+                        choices,
+                    )
+                scorer = Scorer(self._decoder, self._full, request.sampling, Both(self._recent, watched))
+                for result in decode(scorer, drafter, list(ids), FixedPacing(gamma), choices):
+                    tally.count(result)
+                    last_at = time.perf_counter()
+                    if not answer.ids:
+                        first_at = last_at
+                    yield answer.take(result.tokens)
+                    if answer.reason is not None or cancel.is_set():
+                        break
+            if answer.reason is None:
+                yield answer.end("cancelled")
+        finally:
+            # Whatever happened, the tokens noted are those the store holds.
+            self._full.cut(len(ids) + len(answer.ids))
+            self.tokens = [*ids, *answer.ids][: self._full.length]
+        stats = Stats(
+            prompt_tokens=len(ids),
+            cached_tokens=cached,
+            new_tokens=len(ids) - cached,
+            prefill_seconds=decoding - prefilling,
+            first_token_seconds=first_at - asked_at,
+            decode_tokens=len(answer.ids),
+            decode_seconds=last_at - first_at,
+            levels=(tally.stats(), *drafter.levels()),
+        )
+        yield Finished(
+            answer.reason or "cancelled",
+            answer.text,
+            tuple(answer.ids),
+            stats,
+            self._evidence(answer, watched, request),
+        )
+
+    def _evidence(self, answer: Answer, watched: AnswerQueries, request: Request) -> tuple[Span, ...]:
+        if not request.evidence_spans or answer.reason == "cancelled":
+            return ()
+        queries = watched.upto(min(watched.start + len(answer.ids), self._full.length))
+        scale = self._target.spec.attention_scale
+        return attention_used(self._full, queries, watched.start, scale, request.evidence_spans)
+
+    def _cut(self, length: int) -> None:
+        self._full.cut(length)
+        self.tokens = self.tokens[:length]
+        if self._retrieval is not None:
+            self._retrieval.cut(length)
+
+    def _refreshed_retrieval(self, n_tokens: int) -> RetrievalStore | None:
+        """The retrieval cache, chosen for the newest queries; None where the prompt is too short to gain by one."""
+        budget = self._speculation.budget
+        if n_tokens < RETRIEVAL_FROM * budget:
+            return None
+        if self._retrieval is None:
+            self._retrieval = RetrievalStore(
+                self._full,
+                self._recent,
+                budget,
+                self._speculation.chunk_size,
+                self._target.spec.attention_scale,
+            )
+        self._retrieval.select(self._recent.latest())
+        return self._retrieval
