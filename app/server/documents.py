@@ -28,9 +28,7 @@ async def receive(request: Request, intake: Intake, limits: Limits) -> JSONRespo
         parser = MultiPartParser(request.headers, request.stream(), max_files=limits.n_files, max_fields=1)
         form = await parser.parse()
     except MultiPartException as error:
-        return _refused(
-            400, Problem(f"The upload could not be taken: {error.message}", "Choose fewer files.")
-        )
+        return _refused(400, Problem(f"The upload could not be taken: {error.message}", "Choose fewer files."))
     try:
         roots = await anyio.to_thread.run_sync(_store, form, intake.folder)
     except OSError as error:
@@ -55,7 +53,7 @@ def _too_large(request: Request, limits: Limits) -> Problem | None:
 def _store(form: FormData, new_folder: Callable[[], Path]) -> list[Path]:
     """Write the parts to disk; the files and folders they make up, in the order of their first part."""
     roots: dict[str, Path] = {}
-    for number, (_, part) in enumerate(form.multi_items()):
+    for number, part in enumerate(form.getlist("files")):
         names = _names(part.filename or "") if isinstance(part, UploadFile) else ()
         if not isinstance(part, UploadFile) or not names:
             continue
@@ -77,6 +75,4 @@ def _names(path: str) -> tuple[str, ...]:
 
 
 def _refused(status: int, problem: Problem) -> JSONResponse:
-    return JSONResponse(
-        {"error": {"code": status, "message": str(problem), "type": "refused"}}, status_code=status
-    )
+    return JSONResponse({"error": {"code": status, "message": str(problem), "type": "refused"}}, status_code=status)

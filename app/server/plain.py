@@ -29,8 +29,7 @@ def loading(progress: Progress | None) -> str:
     stage = _STAGES[progress.stage] if progress else "Starting"
     share = min(100, 100 * progress.done // progress.total) if progress and progress.total else 0
     return _page(
-        f'<p role="status">{stage}…</p>{markup.bar(share, stage)}'
-        f'<p class="particulars">{_particulars(progress)}</p>',
+        f'<p role="status">{stage}…</p>{markup.bar(share, stage)}<p class="particulars">{_particulars(progress)}</p>',
         '<meta http-equiv="refresh" content="1">',
     )
 

@@ -115,9 +115,7 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        refusal = (
-            await self._refusal(scope, receive) if scope["type"] == "http" else Response(status_code=404)
-        )
+        refusal = await self._refusal(scope, receive) if scope["type"] == "http" else Response(status_code=404)
         await (refusal or self._app)(scope, receive, _with_headers(send))
 
     async def _refusal(self, scope: Scope, receive: Receive) -> Response | None:
@@ -157,18 +155,14 @@ class Guard:
             return response
         if "text/html" in headers.get("accept", ""):
             return HTMLResponse(sign_in(was_wrong=given is not None), status_code=401)
-        refusal = _error(
-            401, "A key is needed: send it as “Authorization: Bearer …”.", "authentication_error"
-        )
+        refusal = _error(401, "A key is needed: send it as “Authorization: Bearer …”.", "authentication_error")
         refusal.headers["WWW-Authenticate"] = "Bearer"
         return refusal
 
 
 def _is_visit(scope: Scope, headers: Headers) -> bool:
     """Whether a person followed a link to the page itself: all that another site may start."""
-    is_navigation = (
-        headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
-    )
+    is_navigation = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     return bool(scope["method"] == "GET" and scope["path"] == "/" and is_navigation)
 
 
