@@ -46,10 +46,7 @@ def read_file(root: str, path: str, most_bytes: int) -> bytes:
     # Between the listing and now the name may have become a link or a pipe, which would block.
     descriptor = os.open(
         full,
-        os.O_RDONLY
-        | getattr(os, "O_NOFOLLOW", 0)
-        | getattr(os, "O_NONBLOCK", 0)
-        | getattr(os, "O_BINARY", 0),
+        os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0),
     )
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -147,11 +144,7 @@ def _rules(file: Path) -> pathspec.GitIgnoreSpec:
         if not stat.S_ISREG(os.lstat(file).st_mode):
             return pathspec.GitIgnoreSpec([])
         with file.open("rb") as opened:
-            text = (
-                opened.read(_LONGEST_IGNORE_FILE)
-                .removeprefix(b"\xef\xbb\xbf")
-                .decode("utf-8", "surrogateescape")
-            )
+            text = opened.read(_LONGEST_IGNORE_FILE).removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
     except OSError:
         return pathspec.GitIgnoreSpec([])
     patterns: list[GitIgnoreSpecPattern] = []

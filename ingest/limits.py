@@ -13,9 +13,9 @@ class Limits:
     `seconds` bounds the whole read, `page_seconds` one page or one file of a tree, `opening_seconds` the
     parsing of a document's structure. `memory_bytes` bounds the child process's address space where the
     system can do that. `file_bytes` is the largest single file; inside a folder or archive a file may have
-    `member_bytes` (a PDF: `file_bytes`), all read files together `total_bytes`, and there may be `n_files` of
-    them. `zip_ratio` is how many times its packed size an archive member may unpack to. A line of more than
-    `line_length` characters is taken for packed or generated data.
+    `member_bytes` (a PDF: `total_bytes`), and there may be `n_files` of them. All text together may have
+    `total_bytes` characters. `zip_ratio` is how many times its packed size an archive member may unpack to.
+    A line of more than `line_length` characters is taken for packed or generated data.
     """
 
     seconds: float = 120.0

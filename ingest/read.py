@@ -26,10 +26,9 @@ from ingest.errors import (
 from ingest.flags import LeftOut
 from ingest.limits import Limits
 from ingest.messages import Job
+from ingest.rules import HEADER_BYTES, is_pdf
 from ingest.selection import parse_pages
 from ingest.worker import Reading, run
-
-_HEADER_BYTES = 1024
 
 
 def read(
@@ -68,14 +67,14 @@ def _recognise(path: Path, name: str, limits: Limits) -> Kind:
         if status.st_size > limits.file_bytes:
             raise TooLarge(name, status.st_size, limits.file_bytes)
         with path.open("rb") as file:
-            header = file.read(_HEADER_BYTES)
+            header = file.read(HEADER_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         raise FileMissing(name) from None
     except OSError as error:
         raise Unreadable(name, error.strerror or type(error).__name__) from None
     except ValueError:  # A NUL in the path.
         raise FileMissing(name) from None
-    if b"%PDF-" in header:
+    if is_pdf(header, path.name):
         return "pdf"
     if path.suffix.lower() == ".pdf":
         raise NotAPdf(name)
@@ -116,12 +115,9 @@ def _file_document(name: str, kind: Kind, reading: Reading) -> Document:
     digest = hashlib.sha256()
     for result in reading.results:
         n_before = len(pages)
-        pages += (
-            Page(number, page.label, page.text) for number, page in enumerate(result.pages, n_before + 1)
-        )
+        pages += (Page(number, page.label, page.text) for number, page in enumerate(result.pages, n_before + 1))
         raised += (
-            Flag(flag.code, tuple(n_before + number for number in flag.pages), flag.detail)
-            for flag in result.flags
+            Flag(flag.code, tuple(n_before + number for number in flag.pages), flag.detail) for flag in result.flags
         )
         left_out |= {entry.path: entry for entry in result.left_out}
         if result.digest:

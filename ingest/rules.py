@@ -1,10 +1,13 @@
 """Which files of a tree are left out, and why: by name before they are opened, by content after."""
 
+import codecs
 import re
 from typing import Final
 
 from ingest.limits import Limits
 
+HEADER_BYTES: Final = 1024
+PDF_MARK: Final = b"%PDF-"
 SKIPPED_FOLDERS: Final = frozenset(
     {
         ".git", ".hg", ".svn", ".bzr", "CVS", "node_modules", "bower_components", "__pycache__", ".venv",
@@ -33,11 +36,16 @@ _GENERATED = re.compile(
 )
 _HANDS_OFF = re.compile(r"\bdo not (edit|modify|change)\b|@generated\b", re.IGNORECASE)
 _GENERATED_LINES = 8
-_LFS_POINTER = re.compile(
-    r"version https://git-lfs\.github\.com/spec/v1\n.*^size (\d+)$", re.MULTILINE | re.DOTALL
-)
+_LFS_POINTER = re.compile(r"version https://git-lfs\.github\.com/spec/v1\n.*^size (\d+)$", re.MULTILINE | re.DOTALL)
 _DATA_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".geojson", ".xml", ".log", ".sql", ".dat")
 _DATA_BYTES = 256 * 1024
+
+
+def is_pdf(header: bytes, name: str) -> bool:
+    """Whether a file that starts with these `HEADER_BYTES` is a PDF. Junk before the mark is common in files
+    named .pdf; elsewhere a mark in the middle is a text about PDFs."""
+    at_start = header.removeprefix(codecs.BOM_UTF8).lstrip().startswith(PDF_MARK)
+    return at_start or (PDF_MARK in header and name.lower().endswith(".pdf"))
 
 
 def reason_by_name(path: str, n_bytes: int, limits: Limits) -> tuple[str, str] | None:

@@ -14,7 +14,7 @@ from ingest.folder import Found, list_folder, read_file
 from ingest.messages import Begin, Head, Job, Result
 from ingest.readers.pdf import WHY, Pdf
 from ingest.readers.text import longest_line, text_of
-from ingest.rules import reason_by_content, reason_by_name
+from ingest.rules import HEADER_BYTES, is_pdf, reason_by_content, reason_by_name
 from ingest.selection import show_pages
 
 
@@ -29,7 +29,7 @@ class _Tree:
 def read_tree(job: Job) -> Iterator[Head | Begin | Result]:
     """A first result for what is left out unread, then one for each file, sorted by path.
 
-    Raises `TooLarge` when files or bytes pass the limits: a tree is never cut silently.
+    Raises `TooLarge` when there are too many files: a tree is never cut silently.
     """
     yield Begin("list of files", job.limits.opening_seconds)
     tree = _list(job)
@@ -37,19 +37,15 @@ def read_tree(job: Job) -> Iterator[Head | Begin | Result]:
         raise TooLarge(job.name, len(tree.found), job.limits.n_files, "files")
     yield Head(len(tree.found), "")
     yield Result("", flags=tree.flags, left_out=tuple(tree.left_out))
-    n_bytes = 0
     for file in tree.found:
         if file.path in job.done:
-            n_bytes += file.n_bytes
+            continue
+        if file.path in job.troubled:
+            yield _left_out(file.path, WHY[job.troubled[file.path]])
             continue
         yield Begin(file.path, job.limits.page_seconds)
-        data = b""
         try:
-            data = tree.read(file.path, file.n_bytes)
-            n_bytes += len(data)
-            if n_bytes > job.limits.total_bytes:
-                raise TooLarge(job.name, n_bytes, job.limits.total_bytes)
-            yield (yield from _read(job, file.path, data))
+            yield (yield from _read(job, file.path, tree.read(file.path, file.n_bytes)))
         except OSError as error:
             yield _left_out(file.path, "could not be opened", error.strerror or str(error))
 
@@ -80,10 +76,8 @@ def _list(job: Job) -> _Tree:
 
 
 def _read(job: Job, path: str, data: bytes) -> Generator[Begin, None, Result]:
-    if b"%PDF-" in data[:1024]:
+    if is_pdf(data[:HEADER_BYTES], path):
         return (yield from _read_pdf(job, path, data))
-    if path in job.troubled:
-        return _left_out(path, WHY[job.troubled[path]])
     read = text_of(data, path)
     if read is None:
         return _left_out(path, "binary")

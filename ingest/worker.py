@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import IO
 
 from ingest import child
-from ingest.errors import Damaged, IngestError, TookTooLong, TookTooMuchMemory
+from ingest.errors import Damaged, IngestError, TookTooLong, TookTooMuchMemory, TooLarge
 from ingest.messages import Begin, End, Head, Job, Message, Refusal, Result, Trouble, decode, encode
 
 _MOST_STARTS = 8
 _LONGEST_LINE = 256 * 1024 * 1024
+_SECONDS_TO_DIE = 2.0
 # Nothing secret that lies in the environment is of use to a parser.
 _KEPT_VARIABLES = (
     "PATH",
@@ -43,6 +44,7 @@ class Reading:
 
     head: Head = field(default_factory=lambda: Head(0, ""))
     results: list[Result] = field(default_factory=list)
+    n_characters: int = 0
     troubles: dict[str, Trouble] = field(default_factory=dict)
 
 
@@ -102,6 +104,9 @@ def _read_on(job: Job, reading: Reading, deadline: float) -> _Death | None:
                     allowance = min(deadline, time.monotonic() + message.seconds)
                 case Result():
                     reading.results.append(message)
+                    reading.n_characters += sum(len(page.text) for page in message.pages)
+                    if reading.n_characters > job.limits.total_bytes:
+                        raise TooLarge(job.name, reading.n_characters, job.limits.total_bytes, "characters")
                     unit = None
                     allowance = min(deadline, time.monotonic() + job.limits.opening_seconds)
                 case Refusal():
@@ -111,9 +116,6 @@ def _read_on(job: Job, reading: Reading, deadline: float) -> _Death | None:
     finally:
         process.kill()
         process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -139,12 +141,13 @@ def _lines(process: subprocess.Popen[bytes], request: bytes) -> queue.Queue[byte
 
     def serve(stdin: IO[bytes], stdout: IO[bytes]) -> None:
         try:
-            stdin.write(request)
-            stdin.close()
-            for line in _split(stdout):
-                lines.put(line)
-        except (OSError, ValueError):
-            pass  # The pipe was closed under us: the child is gone or no longer wanted.
+            with stdout:
+                with stdin:
+                    stdin.write(request)
+                for line in _split(stdout):
+                    lines.put(line)
+        except OSError:
+            pass  # The child died before it had read its job.
         lines.put(b"")
 
     threading.Thread(target=serve, args=(process.stdin, process.stdout), daemon=True).start()
@@ -170,7 +173,13 @@ def _cause(process: subprocess.Popen[bytes], job: Job) -> Trouble:
     """Why a child ended without a word. Without memory pdfium aborts, which looks like any other crash."""
     if sys.platform == "win32":
         return "memory" if process.wait() == child.OUT_OF_MEMORY else "crash"
-    _, status, usage = os.wait4(process.pid, 0)
+    deadline = time.monotonic() + _SECONDS_TO_DIE
+    pid = 0
+    while pid == 0 and time.monotonic() < deadline:
+        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+        time.sleep(0.01)
+    if pid == 0:  # It writes what is no message and lives on.
+        return "crash"
     process.returncode = os.waitstatus_to_exitcode(status)
     peak_bytes = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     if process.returncode == child.OUT_OF_MEMORY or 2 * peak_bytes > job.limits.memory_bytes:

@@ -41,8 +41,7 @@ def shape_of(text: str) -> Shape:
     words = text.replace(HYPHEN, "").split()
     n_characters = max(1, sum(map(len, words)))
     one_letter = sum(
-        len(word) == 1 and word.isalpha() and word not in _SHORT_WORDS and not _is_wide(word)
-        for word in words
+        len(word) == 1 and word.isalpha() and word not in _SHORT_WORDS and not _is_wide(word) for word in words
     )
     overlong = sum(
         len(word) for word in words if len(word) > _LONGEST_WORD and word.isalpha() and not _is_wide(word[0])

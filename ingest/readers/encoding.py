@@ -38,9 +38,7 @@ _MOST_CONTROLS = 0.02
 _MOST_NULS = 0.05
 _DETECTOR_BYTES = 256 * 1024
 # What cp1252 text in the languages of western Europe uses above ASCII.
-_WESTERN = frozenset(
-    "ÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÑÒÓÔÕÖØŒÙÚÛÜßàáâãäåæçèéêëìíîïñòóôõöøœùúûüÿ€£§°«»¡¿©®·–—‘’“”„…•ªº±²µ \xa0"
-)
+_WESTERN = frozenset("ÀÁÂÃÄÅÆÇÈÉÊËÌÍÎÏÑÒÓÔÕÖØŒÙÚÛÜßàáâãäåæçèéêëìíîïñòóôõöøœùúûüÿ€£§°«»¡¿©®·–—‘’“”„…•ªº±²µ \xa0")
 _MOST_ACCENTS = 0.3
 _NON_ASCII = re.compile(rb"[\x80-\xff]")
 

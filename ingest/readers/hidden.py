@@ -84,9 +84,7 @@ def _objects(page: pypdfium2.PdfPage) -> Iterator[tuple[Any, bool]]:
             item = get(container, index)
             yield item, depth > 0
             if depth < _DEEPEST and pdfium.FPDFPageObj_GetType(item) == pdfium.FPDF_PAGEOBJ_FORM:
-                yield from walk(
-                    item, pdfium.FPDFFormObj_CountObjects, pdfium.FPDFFormObj_GetObject, depth + 1
-                )
+                yield from walk(item, pdfium.FPDFFormObj_CountObjects, pdfium.FPDFFormObj_GetObject, depth + 1)
 
     return walk(page, pdfium.FPDFPage_CountObjects, pdfium.FPDFPage_GetObject, 0)
 

@@ -109,9 +109,7 @@ def _joined_rows(textpage: pypdfium2.PdfTextPage, text: str) -> str:
 def _gap_in_row(textpage: pypdfium2.PdfTextPage, end: int, start: int) -> float | None:
     """The gap in ems between two characters, given by their positions in the text; None unless the second
     follows the first on its baseline."""
-    first, second = (
-        pdfium.FPDFText_GetCharIndexFromTextIndex(textpage, position) for position in (end, start)
-    )
+    first, second = (pdfium.FPDFText_GetCharIndexFromTextIndex(textpage, position) for position in (end, start))
     if first < 0 or second < 0:
         return None
     if any(pdfium.FPDFText_GetCharAngle(textpage, index) != 0 for index in (first, second)):
