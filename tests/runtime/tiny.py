@@ -1,0 +1,192 @@
+"""Tiny random models of every supported architecture, and a small real tokenizer, made in the test."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from runtime.errors import ModelDamaged
+from runtime.models.attention import Attend, attend_plainly
+from runtime.models.decoder import Decoder
+from runtime.models.rope import build_rope
+from runtime.models.spec import read_spec
+from runtime.models.weights import read_ends, read_layer
+
+Kind = Literal["llama", "mistral", "qwen2", "qwen3"]
+KINDS: tuple[Kind, ...] = ("llama", "mistral", "qwen2", "qwen3")
+CLASSES: dict[Kind, tuple[type[Any], type[Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MERGES = (
+    "t h",
+    "th e",
+    "i n",
+    "a n",
+    "Ġ the",
+    "Ġ a",
+    "Ġ in",
+    "e r",
+    "o n",
+    "r e",
+    "Ġ o",
+    "Ġo n",
+    "an d",
+    "Ġ and",
+    "i s",
+)
+N_TOKENS = 256 + len(MERGES) + len(SPECIAL)
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def tiny_config(kind: Kind, **changes: Any) -> Any:
+    """A transformers config of a model of some 100,000 weights; `changes` replace its values.
+
+    Its vocabulary is padded beyond the tokenizer's `N_TOKENS`.
+    """
+    values: dict[str, Any] = {
+        "vocab_size": N_TOKENS + 14,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+    }
+    if kind == "mistral":
+        values["sliding_window"] = None
+    if kind == "qwen3":
+        values["head_dim"] = 16
+    return CLASSES[kind][0](**values | changes)
+
+
+def tiny_model(kind: Kind, seed: int = 0, **changes: Any) -> Any:
+    """A transformers model with random weights in float32, norms and biases random as well.
+
+    Weights are larger than a fresh model's, so that attention is far from uniform and a wrong angle shows.
+    """
+    config = tiny_config(kind, **changes)
+    config._attn_implementation = "eager"
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = CLASSES[kind][1](config).eval()
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                torch.nn.init.normal_(parameter, 1.0, 0.2)
+            else:
+                torch.nn.init.normal_(parameter, 0.0, 0.15)
+    return model
+
+
+def tiny_backend() -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer, which encodes any text, with a ChatML template."""
+    alphabet = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    merges = [(first, second) for first, second in (merge.split() for merge in MERGES)]
+    vocabulary = {token: index for index, token in enumerate([*alphabet, *map("".join, merges)])}
+    backend = Backend(BPE(vocab=vocabulary, merges=merges))
+    word = r"'\w+| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(word), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=SPECIAL[0], eos_token=SPECIAL[2])
+    wrapped.chat_template = CHAT_TEMPLATE
+    return wrapped
+
+
+def save_tiny(folder: Path, kind: Kind, seed: int = 0, shard: str = "5GB", **changes: Any) -> Any:
+    """Write a tiny model as a folder of config, safetensors and tokenizer; gives the transformers model.
+
+    `shard` is the largest size of one file of weights, as transformers writes it ("100KB").
+    """
+    model = tiny_model(kind, seed, **changes)
+    model.save_pretrained(folder, max_shard_size=shard)
+    tiny_backend().save_pretrained(folder)
+    return model
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    """Replace values of a saved config.json; None takes a key away."""
+    path = folder / "config.json"
+    values = json.loads(path.read_text("utf-8")) | changes
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}), "utf-8")
+
+
+def tiny_decoder(
+    kind: Kind,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    attend: Attend = attend_plainly,
+    n_tokens: int = 1,
+    **changes: Any,
+) -> tuple[Decoder, Any]:
+    """Our decoder and the transformers model whose weights it has.
+
+    Its rotary embedding is for sequences of up to `n_tokens`; the whole vocabulary is kept.
+    """
+    model = tiny_model(kind, seed, **changes)
+    return decoder_of(model, dtype, attend, n_tokens), model
+
+
+def decoder_of(
+    model: Any, dtype: torch.dtype = torch.float32, attend: Attend = attend_plainly, n_tokens: int = 1
+) -> Decoder:
+    """Our decoder with the weights of a transformers model."""
+    spec = read_spec(model.config)
+    file, device = HeldTensors(model.state_dict()), torch.device("cpu")
+    layers = tuple(read_layer(file, spec, index, dtype, device) for index in range(spec.n_layers))
+    weights = read_ends(file, spec, layers, spec.vocab_size, dtype, device)
+    return Decoder(spec, weights, build_rope(model.config, spec.trained_context, n_tokens, device), attend)
+
+
+class HeldTensors:
+    """Tensors in memory, as a model file."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def read(self, name: str) -> Tensor:
+        if name not in self._tensors:
+            raise ModelDamaged("memory", f"the tensor {name} is missing")
+        return self._tensors[name]
+
+
+def random_ids(n_tokens: int, seed: int = 0) -> Tensor:
+    """Ids [tokens] of the tiny tokenizer."""
+    return torch.randint(N_TOKENS, (n_tokens,), generator=torch.Generator().manual_seed(seed))
