@@ -13,7 +13,7 @@ from app.assistant import Assistant
 from app.server.documents import receive
 from app.server.security import Guard, Policy
 from app.settings import Settings
-from app.ui.assets import SCRIPT, STYLE
+from app.ui.assets import ICON, SCRIPT, STYLE
 from app.ui.desk import Desk
 from app.ui.intake import Intake
 from ingest.limits import Limits
@@ -83,6 +83,7 @@ def build(assistant: Assistant, settings: Settings) -> FastAPI:
         pwa=False,
         show_error=False,
         max_file_size=0,
+        favicon_path=str(ICON),
         theme=theme(),
         head=HEAD,
     )

@@ -52,10 +52,10 @@ def page(entry: Entry, index: int, quote: str = "") -> str:
         f"{markup.name(entry.name)}</h2>"
         f"{_CLOSE}</div>"
         f'<div class="reader-turn">{_turn(entry.id, pages, at - 1, "‹", "Page before")}'
-        f'<span class="reader-place">{_place(shown, len(pages), at, is_print)}</span>'
+        f'<span class="reader-place">{_place(entry, shown, at)}</span>'
         f"{_turn(entry.id, pages, at + 1, '›', 'Next page')}</div>"
         f"{missing if quote and span is None else ''}"
-        f'<div class="reader-text {"print" if is_print else "plain"}" dir="auto" tabindex="0" '
+        f'<div class="reader-text {"print" if is_print else "plain"}" dir="auto" tabindex="0" role="region" '
         f'aria-label="Text of the page">{_marked(text, span)}</div>'
     )
 
@@ -74,9 +74,14 @@ def gone() -> str:
     )
 
 
-def _place(shown: Page, n_pages: int, at: int, is_print: bool) -> str:
-    label = f"Page {markup.name(shown.label)}" if is_print else markup.name(shown.label)
-    return f"{label} <span>{at + 1:,} / {n_pages:,}</span>" if n_pages > 1 else label
+def _place(entry: Entry, shown: Page, at: int) -> str:
+    if entry.document is None or entry.document.kind != "pdf":
+        n_pages = len(entry.document.pages) if entry.document else 0
+        return f"{markup.name(shown.label)}{f' <span>{at + 1:,} of {n_pages:,}</span>' if n_pages > 1 else ''}"
+    of = f"{shown.index:,} of {entry.n_pages:,}"
+    if shown.label == str(shown.index):
+        return f"Page {of}"
+    return f"Page {markup.name(shown.label)} <span>{of}</span>"
 
 
 def _turn(entry_id: str, pages: tuple[Page, ...], at: int, sign: str, spoken: str) -> str:

@@ -85,7 +85,7 @@ def draw(state: State, facts: "EngineFacts") -> Screen:
     )
 
 
-_PRIVACY = "<p>Everything stays on this machine.</p>"
+_PRIVACY = "<p>Nothing is sent to the internet.</p>"
 
 
 def welcome(state: State, facts: "EngineFacts") -> str:
