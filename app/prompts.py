@@ -18,8 +18,9 @@ from ingest.document import Document, Page
 if TYPE_CHECKING:
     from runtime.tokenizer import Tokenizer
 
-_SYSTEM = "Answer from the documents the user gives. If they do not hold the answer, say so."
-_QUESTION = "\n\nQuestion about the documents above: "
+# Short, and the question plain after the documents: the starter model follows that best.
+_SYSTEM = "Answer the question from the documents. If the answer is not in them, say so."
+_QUESTION = "\n\nQuestion: "
 _NONCE_LENGTH = 5
 
 

@@ -2,8 +2,9 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from pypdf import PdfWriter
@@ -17,6 +18,9 @@ from runtime.config import Request
 from runtime.errors import ContextExceeded
 from runtime.events import Emission, Event, Finished, FinishReason, Progress, Span
 from runtime.stats import LevelStats, Stats
+
+if TYPE_CHECKING:
+    from runtime.engine import Engine
 
 END, USER, ASSISTANT, SYSTEM = 256, 257, 258, 259
 BLOCK = 512
@@ -154,6 +158,17 @@ class ScriptedEngine:
                     if list(ids[at : at + len(wanted)]) == wanted:
                         found.append(Span(at, at + len(wanted), weight))
         return tuple(found)
+
+
+@pytest.fixture(scope="session")
+def starter(starter_path: Path) -> "Iterator[Engine]":
+    """The real engine over the starter model, loaded once."""
+    from runtime.engine import assemble
+
+    assert starter_path.is_file()
+    engine = assemble(replace(Settings().engine_config(), allow_download=False), lambda _: None)
+    yield engine
+    engine.close()
 
 
 @pytest.fixture

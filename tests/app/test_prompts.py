@@ -17,9 +17,7 @@ def wording(engine):
 
 
 def choose(tokenizer, document: Document) -> Chosen:
-    return Chosen(
-        document, document.pages, tuple(tuple(tokenizer.encode(page.text)) for page in document.pages)
-    )
+    return Chosen(document, document.pages, tuple(tuple(tokenizer.encode(page.text)) for page in document.pages))
 
 
 def test_spans_hold_exactly_the_page_texts(engine, wording, manual, tree):
@@ -60,10 +58,7 @@ def test_adding_a_document_leaves_the_tokens_before_it(engine, wording, manual, 
     one, two = (choose(engine.tokenizer, doc) for doc in (manual, tree))
     n_frame = len(wording.compose([], [], "").ids) - len((256, 258))
     length = n_frame + wording.documents_length([one])
-    assert (
-        wording.compose([one, two], [], "Why?").ids[:length]
-        == wording.compose([one], [], "How?").ids[:length]
-    )
+    assert wording.compose([one, two], [], "Why?").ids[:length] == wording.compose([one], [], "How?").ids[:length]
 
 
 def test_documents_length_is_what_the_documents_add(engine, wording, manual):
@@ -97,7 +92,7 @@ def test_a_document_cannot_know_its_own_nonce():
 
 
 def test_without_documents_the_question_stands_alone(engine, wording):
-    """A chat without documents has no words about documents above."""
+    """A chat without documents has no words around its question."""
     text = engine.tokenizer.decode(wording.compose([], [], "Hello?").ids)
     assert text.endswith("Hello?")
-    assert "above" not in text
+    assert "Question:" not in text
