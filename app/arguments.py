@@ -95,10 +95,7 @@ def parse(argv: list[str], version: str) -> tuple[Command, dict[str, str]]:
     if options or (rest and given.command != "ask"):
         parser.error(f"there is no option {(options or rest)[0]}")
     settings = {
-        name: value
-        for names in _GROUPS.values()
-        for name in names
-        if (value := getattr(given, name, None)) is not None
+        name: value for names in _GROUPS.values() for name in names if (value := getattr(given, name, None)) is not None
     }
     if given.command == "ask":
         return _ask([*given.files, *rest], given), settings
@@ -133,9 +130,7 @@ def _parser(version: str) -> _Parser:
             if metavar:
                 group.add_argument(flag, metavar=metavar, help=text, default=argparse.SUPPRESS)
             else:
-                group.add_argument(
-                    flag, action="store_const", const="true", help=text, default=argparse.SUPPRESS
-                )
+                group.add_argument(flag, action="store_const", const="true", help=text, default=argparse.SUPPRESS)
 
     parser = _Parser(
         prog="fullread",

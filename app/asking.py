@@ -23,9 +23,7 @@ DONE, INTERRUPTED = 0, 130
 _MOST_WARNINGS = 8
 
 
-def ask(
-    command: Ask, settings: Settings, open_assistant: Opener, streams: tuple[TextIO, TextIO, TextIO]
-) -> int:
+def ask(command: Ask, settings: Settings, open_assistant: Opener, streams: tuple[TextIO, TextIO, TextIO]) -> int:
     """Run the command over `streams` (standard input, output, error); gives the exit status.
 
     Whatever is wrong with the files is raised before the model is loaded, and a prompt that is too long

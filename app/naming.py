@@ -9,8 +9,7 @@ def shown(name: str) -> str:
     File names are data: one may hold a newline, a terminal's escape sequence or a direction override.
     """
     plain = "".join(
-        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode("ascii")
-        for char in name
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode("ascii") for char in name
     )
     if len(plain) <= _LONGEST:
         return plain

@@ -75,9 +75,7 @@ def _explain_reading(error: reading.IngestError) -> Problem:
             )
         case reading.NothingToRead(n_skipped=n_skipped):
             skipped = f" ({n_skipped:,} left out)" if n_skipped else ""
-            return Problem(
-                f"{name} holds no file that can be read{skipped}.", "Choose another folder or archive."
-            )
+            return Problem(f"{name} holds no file that can be read{skipped}.", "Choose another folder or archive.")
         case reading.NoSuchPages(asked=asked, n_pages=n_pages):
             return Problem(
                 f"{name} has {_count(n_pages, 'page')}, so pages “{shown(asked)}” cannot be chosen.",
@@ -132,9 +130,7 @@ def _explain_answering(error: answering.EngineError) -> Problem:
                 "Delete it and fetch it again.",
             )
         case answering.UnsupportedModel(name=name, supported=supported):
-            return Problem(
-                f"Fullread cannot run {shown(name)} models.", f"Choose one of: {', '.join(supported)}."
-            )
+            return Problem(f"Fullread cannot run {shown(name)} models.", f"Choose one of: {', '.join(supported)}.")
         case answering.VocabularyMismatch(target=target, draft=draft, reason=reason):
             return Problem(
                 f"{shown(draft)} cannot draft for {shown(target)}: {_reason(reason)}.",

@@ -24,9 +24,7 @@ def installation_secret(data_dir: Path) -> bytes:
     except OSError as error:
         raise DataFolderUnusable(str(data_dir), error.strerror or str(error)) from error
     if len(secret) != _LENGTH:
-        raise DataFolderUnusable(
-            str(data_dir), f"its file “secret” has {len(secret)} bytes instead of {_LENGTH}"
-        )
+        raise DataFolderUnusable(str(data_dir), f"its file “secret” has {len(secret)} bytes instead of {_LENGTH}")
     return secret
 
 

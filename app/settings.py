@@ -153,9 +153,7 @@ def _from_environment(environ: Mapping[str, str]) -> _Layer:
         name = variable.removeprefix(PREFIX).lower()
         if name not in _PARSERS:
             closest = _closest(name)
-            raise UnknownSetting(
-                f"The environment variable {variable}", closest and f"{PREFIX}{closest.upper()}"
-            )
+            raise UnknownSetting(f"The environment variable {variable}", closest and f"{PREFIX}{closest.upper()}")
         layer[name] = (f"The environment variable {variable}", value)
     return layer
 

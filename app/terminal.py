@@ -143,9 +143,7 @@ def _on_one_line(quote: str) -> str:
 def costs_line(answer: Answer) -> str:
     """What the answer cost, on one line."""
     stats = answer.stats
-    accepted = [
-        f"{level.accepted_per_round:.1f} accepted per round" for level in stats.levels[:1] if level.rounds
-    ]
+    accepted = [f"{level.accepted_per_round:.1f} accepted per round" for level in stats.levels[:1] if level.rounds]
     parts = [
         f"{duration(stats.first_token_seconds)} to first token",
         f"{stats.tokens_per_second:.1f} tokens/s",

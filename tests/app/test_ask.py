@@ -48,9 +48,7 @@ def notes(tmp_path) -> Path:
     return path
 
 
-def about(
-    *files: Path, questions: tuple[str, ...] = ("When?",), pages: str | None = None, as_json: bool = False
-):
+def about(*files: Path, questions: tuple[str, ...] = ("When?",), pages: str | None = None, as_json: bool = False):
     return Ask(files, questions, pages, as_json)
 
 

@@ -83,8 +83,7 @@ def test_an_encrypted_pdf_asks_for_its_password(run, tmp_path):
     writer.encrypt("open", algorithm="AES-256")
     writer.write(tmp_path / "locked.pdf")
     without, wrong = (
-        run("ask", str(tmp_path / "locked.pdf"), "-q", "Why?", *password)
-        for password in ([], ["--password", "wrong"])
+        run("ask", str(tmp_path / "locked.pdf"), "-q", "Why?", *password) for password in ([], ["--password", "wrong"])
     )
     assert (without.returncode, wrong.returncode) == (2, 2)
     assert "locked.pdf is encrypted." in without.stderr

@@ -33,9 +33,7 @@ def example(kind: type[Exception]) -> Exception:
     return kind(*arguments)
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for root in ROOTS for kind in below(root)], ids=lambda kind: kind.__name__
-)
+@pytest.mark.parametrize("kind", [kind for root in ROOTS for kind in below(root)], ids=lambda kind: kind.__name__)
 def test_every_error_has_its_own_words(kind):
     """Two whole sentences on one line, all numbers in them, no class name, no fallback."""
     error = example(kind)
@@ -74,9 +72,7 @@ def test_pages_that_are_not_there_say_which_are():
 def test_sizes_are_said_in_units_people_use():
     """Bytes become MB and GB; other units stay what they are."""
     assert "has 600.0 MB; at most 512.0 MB" in explain(TooLarge("a", 600_000_000, 512_000_000)).sentence
-    assert (
-        "has 30,000 files; at most 20,000 files" in explain(TooLarge("a", 30_000, 20_000, "files")).sentence
-    )
+    assert "has 30,000 files; at most 20,000 files" in explain(TooLarge("a", 30_000, 20_000, "files")).sentence
 
 
 def test_hostile_names_stay_on_one_line():
@@ -86,9 +82,7 @@ def test_hostile_names_stay_on_one_line():
     assert "a\\n\\x1b[31mb" in text
 
 
-@pytest.mark.parametrize(
-    "error", [OSError(28, "No space left on device"), RuntimeError(""), ValueError("x\ny")]
-)
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError(""), ValueError("x\ny")])
 def test_even_the_unforeseen_has_words(error):
     """Whatever reaches the outermost boundary becomes a sentence."""
     problem = explain(error)

@@ -44,9 +44,7 @@ def test_every_setting_can_come_from_each_place(config):
     assert set(values) == set(Settings.__dataclass_fields__)
     from_line = resolve(values, config(""))
     from_environment = resolve({}, config("") | {f"FULLREAD_{name.upper()}": v for name, v in values.items()})
-    from_file = resolve(
-        {}, config("".join(f'{name.replace("_", "-")} = "{v}"\n' for name, v in values.items()))
-    )
+    from_file = resolve({}, config("".join(f'{name.replace("_", "-")} = "{v}"\n' for name, v in values.items())))
     assert from_line == from_environment == from_file
     assert from_line.data_dir == Path("somewhere")
     assert from_line.plain is from_line.no_setup is True

@@ -84,9 +84,7 @@ def test_weak_pages_are_dropped_and_five_are_kept(engine):
     prompt = Wording(engine.tokenizer, bytes(32)).compose(chosen, [], "Why?")
 
     def weigh(*weights: float) -> list[int]:
-        evidence = [
-            Span(s.start, s.end, weight) for s, weight in zip(prompt.spans, weights, strict=False) if weight
-        ]
+        evidence = [Span(s.start, s.end, weight) for s, weight in zip(prompt.spans, weights, strict=False) if weight]
         return [source.page for source in find_sources(prompt, chosen, evidence, engine.tokenizer)]
 
     assert weigh(100, 4, 6) == [1, 3]
