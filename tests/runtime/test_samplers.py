@@ -1,0 +1,104 @@
+"""Claim B: drawn tokens have the stated law. Statistical, seeded, with controls that must fail.
+
+For N draws over k outcomes P(TV >= t) <= 2^k exp(-2 N t^2): with N = 20,000 and k <= 9, t = 0.023 raises a false alarm
+less than once in a million runs.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.runtime.replay import MIDDLE, SMALL, TARGET, TableScorer
+
+from runtime import verify
+from runtime.choices import SeededChoices
+from runtime.config import Sampling
+from runtime.drafters.model import ModelDrafter
+from runtime.drafters.speculative import SpeculativeDrafter
+from runtime.sampling import probabilities
+from runtime.speculation import speculate
+
+N = 20_000
+ALARM = 0.023
+LOGITS = torch.tensor([[2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -1.0, -2.0, -3.0]])
+
+
+def law_of(draw: Callable[[], int], size: int) -> torch.Tensor:
+    counts = Counter(draw() for _ in range(N))
+    return torch.tensor([counts[i] / N for i in range(size)])
+
+
+def variation(first: torch.Tensor, second: torch.Tensor) -> float:
+    return float((first - second).abs().sum() / 2)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0, top_p=1.0), Sampling(0.7, 5, 0.9), Sampling(0.6, top_p=0.9)])
+def test_draws_follow_the_chain(sampling: Sampling) -> None:
+    probs = probabilities(LOGITS, sampling)[0]
+    choices = SeededChoices(1)
+    assert variation(law_of(lambda: choices.draw(probs), 9), probs) < ALARM
+
+
+def test_a_filter_applied_twice_is_found_out() -> None:
+    """Negative control: top-p on what top-p left cuts more."""
+    sampling = Sampling(1.0, top_p=0.8)
+    probs = probabilities(LOGITS, sampling)[0]
+    twice = probabilities(probs[None].log(), sampling)[0]
+    choices = SeededChoices(1)
+    assert variation(law_of(lambda: choices.draw(twice), 9), probs) > ALARM
+
+
+def first_token_law(seed: int) -> torch.Tensor:
+    """The first emitted token of two-level rounds, gamma 2."""
+    choices = SeededChoices(seed)
+
+    def draw() -> int:
+        small = ModelDrafter(TableScorer(SMALL), choices)
+        middle = SpeculativeDrafter("middle", TableScorer(MIDDLE), small, 1, choices)
+        return speculate(TableScorer(TARGET), middle, [0], 2, choices).tokens[0]
+
+    return law_of(draw, 3)
+
+
+@pytest.mark.slow
+def test_two_levels_draw_from_the_target() -> None:
+    assert variation(first_token_law(7), TARGET[0].float()) < ALARM
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", ["accept always", "redraw from p"])
+def test_a_wrong_rule_exceeds_the_bound(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    """Negative controls of the bound used above."""
+    if wrong == "accept always":
+        monkeypatch.setattr(SeededChoices, "coin", lambda self, chance: True)
+    else:
+        monkeypatch.setattr(verify, "residual", lambda p, q: p)
+    assert variation(first_token_law(7), TARGET[0].float()) > ALARM
+
+
+def test_a_seed_fixes_the_tokens_and_leaves_the_global_generator_alone() -> None:
+    probs = probabilities(LOGITS, Sampling(1.0))[0]
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first, second = SeededChoices(3), SeededChoices(3)
+    assert [first.draw(probs) for _ in range(50)] == [second.draw(probs) for _ in range(50)]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_without_a_seed_each_source_differs() -> None:
+    probs = torch.full((1000,), 0.001)
+    first, second = SeededChoices(), SeededChoices()
+    assert [first.draw(probs) for _ in range(8)] != [second.draw(probs) for _ in range(8)]
+
+
+def test_a_token_without_probability_is_never_drawn() -> None:
+    probs = torch.zeros(1000)
+    probs[[3, 500]] = torch.tensor([1e-30, 1.0])
+    choices = SeededChoices(1)
+    assert {choices.draw(probs) for _ in range(2000)} <= {3, 500}
+
+
+def test_coins_are_certain_at_the_ends() -> None:
+    choices = SeededChoices(1)
+    assert all(choices.coin(1.0) and not choices.coin(0.0) for _ in range(1000))
