@@ -44,7 +44,7 @@ def describe(flag: Flag) -> str:
     """One plain sentence for a person."""
     pages = f"page{'s' if len(flag.pages) > 1 else ''} {show_pages(flag.pages)}" if flag.pages else ""
     where = pages or flag.detail or "the document"
-    sentence = _SENTENCES.get(flag.code, f"{flag.code}: {{detail}}.")
+    sentence = _SENTENCES.get(flag.code, flag.code + ": {detail}.")
     return sentence.format(
         where=where,
         Where=where[0].upper() + where[1:] if pages else where,

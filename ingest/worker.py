@@ -118,18 +118,22 @@ def _read_on(job: Job, reading: Reading, deadline: float) -> _Death | None:
         process.wait()
 
 
-def _start() -> subprocess.Popen[bytes]:
+def child_environment() -> dict[str, str]:
+    """What the child gets to know of this process's environment."""
     root = str(Path(__file__).resolve().parent.parent)
-    environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     # A package that was found through PYTHONPATH here is looked for there as well.
     search_path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    environment |= {"PYTHONPATH": search_path, "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    return kept | {"PYTHONPATH": search_path, "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _start() -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-P", "-m", child.__name__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=environment,
+        env=child_environment(),
     )
 
 
