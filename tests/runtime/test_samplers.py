@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.runtime.replay import MIDDLE, SMALL, TARGET, TableScorer
 
 from runtime import verify
 from runtime.choices import SeededChoices
@@ -18,6 +17,7 @@ from runtime.drafters.model import ModelDrafter
 from runtime.drafters.speculative import SpeculativeDrafter
 from runtime.sampling import probabilities
 from runtime.speculation import speculate
+from tests.runtime.replay import MIDDLE, SMALL, TARGET, TableScorer
 
 N = 20_000
 ALARM = 0.023

@@ -4,7 +4,6 @@ from collections.abc import Callable, Hashable
 
 import pytest
 import torch
-from tests.runtime.replay import MIDDLE, SMALL, TARGET, ReplayedChoices, TableScorer, distance, output_law, sequence_law
 
 from runtime import speculation, verify
 from runtime.answer import Answer
@@ -14,6 +13,7 @@ from runtime.drafters.lookup import LookupDrafter
 from runtime.drafters.model import ModelDrafter
 from runtime.drafters.speculative import SpeculativeDrafter
 from runtime.pacing import FixedPacing, Pacing
+from tests.runtime.replay import MIDDLE, SMALL, TARGET, ReplayedChoices, TableScorer, distance, output_law, sequence_law
 
 EXACT = 1e-12
 Compose = Callable[[ReplayedChoices], Drafter]
@@ -57,6 +57,7 @@ def decoded(compose: Compose, pacing: Callable[[], Pacing], length: int) -> Call
         for _ in speculation.decode(TableScorer(TARGET), compose(choices), tokens, pacing(), choices):
             if len(tokens) >= len(PROMPT) + length:
                 return tuple(tokens[len(PROMPT) : len(PROMPT) + length])
+        raise AssertionError("rounds never end by themselves")
 
     return decode
 
@@ -132,6 +133,7 @@ def test_answers_end_alike_with_and_without_drafts(stop: tuple[str, ...], max_to
                 answer.take(result.tokens)
                 if answer.reason is not None:
                     return tuple(answer.ids), answer.text, answer.reason
+            raise AssertionError("rounds never end by themselves")
 
         return decode
 

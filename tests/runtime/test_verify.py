@@ -4,10 +4,10 @@ from fractions import Fraction
 
 import pytest
 import torch
-from tests.runtime.replay import ReplayedChoices, output_law
 
 from runtime.drafter import Draft
 from runtime.verify import residual, verify
+from tests.runtime.replay import ReplayedChoices, output_law
 
 HALVES = torch.tensor([0.5, 0.25, 0.25, 0.0], dtype=torch.float64)
 EIGHTHS = torch.tensor([0.125, 0.5, 0.25, 0.125], dtype=torch.float64)
