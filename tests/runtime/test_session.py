@@ -1,0 +1,252 @@
+"""Answers from one session: exact against plain decoding, prefilled once, left intact by any end."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from runtime.config import Request, Sampling, Speculation
+from runtime.events import Emission, Event, Finished, Progress
+from runtime.models.attention import attend_on_cpu
+from runtime.models.load import Model
+from runtime.session import Session
+from runtime.tokenizer import Tokenizer
+from tests.runtime.tiny import KINDS, N_TOKENS, Kind, random_ids, tiny_backend, tiny_decoder
+
+GREEDY = Sampling(temperature=0)
+PLAIN = Speculation(enabled=False)
+HIERARCHY = Speculation(gamma=4, inner_gamma=2, budget=48, chunk_size=4, sinks=4, window=28)
+
+
+def tiny(kind: Kind = "llama", seed: int = 0) -> Model:
+    decoder, oracle = tiny_decoder(kind, seed, attend=attend_on_cpu, vocab_size=N_TOKENS, initializer_range=0.02)
+    return Model(decoder, oracle.config, Tokenizer(tiny_backend()), None)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def prompt(n_tokens: int, seed: int = 0) -> list[int]:
+    """Ids of text alone; a passage stands twice, so that lookup finds something."""
+    ids = [i + 3 for i in (random_ids(n_tokens, seed) % (N_TOKENS - 3)).tolist()]
+    ids[-20:] = ids[:20]
+    return ids
+
+
+def ask(session: Session, ids: list[int], request: Request, cancel: threading.Event | None = None) -> Finished:
+    *_, end = session.answer(ids, request, cancel or threading.Event(), time.perf_counter())
+    assert isinstance(end, Finished)
+    return end
+
+
+def kept_keys(session: Session, n_tokens: int) -> list[torch.Tensor]:
+    store = session._full
+    return [half[:, :n_tokens].clone() for layer in range(store.n_layers) for half in store.read(layer)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_speculative_greedy_equals_plain_greedy(kind: Kind) -> None:
+    """Token for token in float32, with the retrieval level in between, for an answer longer than the budget."""
+    model, ids = tiny(kind), prompt(200)
+    request = Request(GREEDY, max_tokens=120)
+    plain = ask(Session(model, None, PLAIN, 512), ids, request)
+    fast = ask(Session(model, None, HIERARCHY, 512), ids, request)
+    assert fast.token_ids == plain.token_ids
+    assert [level.name for level in fast.stats.levels] == ["full", "retrieval"]
+    assert fast.stats.levels[0].rounds < plain.stats.levels[0].rounds
+
+
+def test_a_draft_model_over_its_streaming_cache_changes_no_token() -> None:
+    model, ids = tiny(), prompt(200)
+    request = Request(GREEDY, max_tokens=60)
+    plain = ask(Session(model, None, PLAIN, 512), ids, request)
+    for budget in (48, 4000):  # with and without the retrieval level between
+        speculation = Speculation(gamma=4, inner_gamma=2, budget=budget, chunk_size=4, sinks=4, window=28)
+        assert ask(Session(model, tiny(seed=1), speculation, 512), ids, request).token_ids == plain.token_ids
+
+
+def test_the_target_as_its_own_draft_is_always_accepted() -> None:
+    """Window >= sequence and draft = target: every round emits gamma + 1."""
+    model = tiny()
+    speculation = Speculation(gamma=3, budget=4000, sinks=4, window=600)
+    end = ask(Session(model, model, speculation, 512), prompt(100), Request(GREEDY, max_tokens=41))
+    (level,) = end.stats.levels
+    assert level.accepted == level.proposed
+
+
+def test_with_room_for_everything_every_retrieval_draft_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Budget >= sequence: the retrieval cache is the full cache."""
+    monkeypatch.setattr("runtime.session.RETRIEVAL_FROM", 0)
+    speculation = Speculation(gamma=4, inner_gamma=2, budget=400, chunk_size=4)
+    end = ask(Session(tiny(), None, speculation, 512), prompt(200), Request(GREEDY, max_tokens=80))
+    full, retrieval = end.stats.levels
+    assert (retrieval.name, full.accepted) == ("retrieval", full.proposed)
+
+
+def test_a_short_prompt_needs_no_retrieval_level() -> None:
+    end = ask(Session(tiny(), None, HIERARCHY, 512), prompt(60), Request(GREEDY, max_tokens=8))
+    assert [level.name for level in end.stats.levels] == ["full"]
+
+
+def test_a_seed_fixes_a_sampled_answer() -> None:
+    model, ids = tiny(), prompt(200)
+    request = Request(Sampling(1.0, seed=11), max_tokens=40)
+    first, second = (ask(Session(model, None, HIERARCHY, 512), ids, request) for _ in range(2))
+    other = ask(Session(model, None, HIERARCHY, 512), ids, Request(Sampling(1.0, seed=12), max_tokens=40))
+    assert first.token_ids == second.token_ids != other.token_ids
+
+
+def test_sampling_options_keep_speculation_on_the_plain_path() -> None:
+    """At a near-zero temperature each option must pick what plain decoding picks, whatever the history."""
+    model, ids = tiny(), prompt(200)
+    for sampling in (Sampling(0, repetition_penalty=1.5), Sampling(0, repetition_penalty=0.8)):
+        request = Request(sampling, max_tokens=60)
+        plain = ask(Session(model, None, PLAIN, 512), ids, request)
+        assert ask(Session(model, None, HIERARCHY, 512), ids, request).token_ids == plain.token_ids
+
+
+def test_a_follow_up_prefills_its_own_tokens_alone() -> None:
+    session = Session(tiny(), None, HIERARCHY, 512)
+    first = ask(session, ids := prompt(200), Request(GREEDY, max_tokens=20))
+    follow_up = [*ids, *first.token_ids, *prompt(30, seed=3)]
+    second = ask(session, follow_up, Request(GREEDY, max_tokens=20))
+    # The last token of the answer has not been through the model yet.
+    assert second.stats.cached_tokens >= 200 + len(first.token_ids) - 1
+    assert second.stats.new_tokens == len(follow_up) - second.stats.cached_tokens <= 31
+    fresh = ask(Session(tiny(), None, PLAIN, 512), follow_up, Request(GREEDY, max_tokens=20))
+    assert second.token_ids == fresh.token_ids
+
+
+def test_another_question_about_the_same_document_keeps_the_document() -> None:
+    session, document = Session(tiny(), None, HIERARCHY, 512), prompt(200)
+    ask(session, [*document, *prompt(25, 1)], Request(GREEDY, max_tokens=30))
+    second = ask(session, [*document, *prompt(25, 2)], Request(GREEDY, max_tokens=30))
+    assert second.stats.cached_tokens >= 200
+    fresh = ask(Session(tiny(), None, PLAIN, 512), [*document, *prompt(25, 2)], Request(GREEDY, max_tokens=30))
+    assert second.token_ids == fresh.token_ids
+
+
+def test_the_same_prompt_again_computes_one_token() -> None:
+    session, ids = Session(tiny(), None, HIERARCHY, 512), prompt(100)
+    first = ask(session, ids, Request(GREEDY, max_tokens=10))
+    second = ask(session, ids, Request(GREEDY, max_tokens=10))
+    assert (second.stats.cached_tokens, second.stats.new_tokens) == (99, 1)
+    assert second.token_ids == first.token_ids
+
+
+@pytest.mark.parametrize("end", ["length", "stopped between rounds", "closed", "error"])
+def test_the_documents_keys_are_bit_identical_after_any_end(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, ids = Session(tiny(), None, HIERARCHY, 512), prompt(200)
+    ask(session, ids, Request(GREEDY, max_tokens=1))
+    before = kept_keys(session, 199)
+    cancel, request = threading.Event(), Request(GREEDY, max_tokens=40)
+    events = session.answer([*ids, *prompt(20, 5)], request, cancel, time.perf_counter())
+    if end == "error":
+        monkeypatch.setattr("runtime.session.Answer.take", lambda self, tokens: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            list(events)
+    else:
+        for event in events:
+            if isinstance(event, Emission) and end == "stopped between rounds":
+                cancel.set()
+            if isinstance(event, Emission) and end == "closed":
+                events.close()
+                break
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(kept_keys(session, 199), before, strict=True))
+    monkeypatch.undo()
+    again = ask(session, ids, Request(GREEDY, max_tokens=30))
+    assert again.stats.cached_tokens == 199
+    assert again.token_ids == ask(Session(tiny(), None, PLAIN, 512), ids, Request(GREEDY, max_tokens=30)).token_ids
+
+
+def test_stop_during_prefill_keeps_what_was_prefilled() -> None:
+    session, ids, cancel = Session(tiny(), None, HIERARCHY, 2048), prompt(1500), threading.Event()
+    seen: list[Event] = []
+    for event in session.answer(ids, Request(GREEDY, max_tokens=5), cancel, time.perf_counter()):
+        seen.append(event)
+        if isinstance(event, Progress) and event.done:
+            cancel.set()
+    end = seen[-1]
+    assert isinstance(end, Finished)
+    assert (end.reason, end.token_ids, end.text) == ("cancelled", (), "")
+    done = max(event.done for event in seen if isinstance(event, Progress))
+    assert 0 < done < 1500
+    assert ask(session, ids, Request(GREEDY, max_tokens=5)).stats.cached_tokens == done
+
+
+def test_stop_while_answering_ends_within_one_round() -> None:
+    session, cancel = Session(tiny(), None, HIERARCHY, 512), threading.Event()
+    emissions = 0
+    for event in session.answer(prompt(200), Request(GREEDY, max_tokens=300), cancel, time.perf_counter()):
+        if isinstance(event, Emission) and event.token_ids:
+            emissions += 1
+            if emissions == 2:
+                cancel.set()
+    assert emissions == 2
+    assert isinstance(event, Finished)
+    assert event.reason == "cancelled"
+    assert len(event.token_ids) == event.stats.decode_tokens > 0
+
+
+def test_progress_counts_new_tokens_up_to_all_of_them() -> None:
+    session = Session(tiny(), None, HIERARCHY, 2048)
+    events = list(session.answer(prompt(1200), Request(GREEDY, max_tokens=2), threading.Event(), time.perf_counter()))
+    progress = [event for event in events if isinstance(event, Progress)]
+    assert [event.done for event in progress] == [0, 512, 1024, 1199]
+    assert {event.total for event in progress} == {1199}
+    assert progress[0].seconds_left is None
+    assert progress[-1].seconds_left == 0
+
+
+@pytest.mark.parametrize("speculation", [PLAIN, HIERARCHY])
+def test_a_stop_string_ends_the_answer_and_is_not_shown(speculation: Speculation) -> None:
+    model, ids = tiny(), prompt(200)
+    whole = ask(Session(model, None, PLAIN, 512), ids, Request(GREEDY, max_tokens=60))
+    word = whole.text[20:23]
+    end = ask(Session(model, None, speculation, 512), ids, Request(GREEDY, max_tokens=60, stop=(word,)))
+    assert end.reason == "stop"
+    assert end.text == whole.text[: whole.text.index(word)]
+
+
+def test_emitted_text_and_ids_add_up_to_the_answer() -> None:
+    session = Session(tiny(), None, HIERARCHY, 512)
+    events = list(session.answer(prompt(200), Request(GREEDY, max_tokens=50), threading.Event(), time.perf_counter()))
+    emissions, end = [event for event in events if isinstance(event, Emission)], events[-1]
+    assert isinstance(end, Finished)
+    assert "".join(event.text for event in emissions) == end.text
+    assert tuple(i for event in emissions for i in event.token_ids) == end.token_ids
+    assert end.reason == "length"
+    assert len(end.token_ids) == 50
+
+
+def test_levels_count_what_they_emitted() -> None:
+    """Tokens of a level = accepted + one a round, before what the end cuts off."""
+    end = ask(Session(tiny(), None, HIERARCHY, 512), prompt(200), Request(GREEDY, max_tokens=50))
+    full, retrieval = end.stats.levels
+    assert 50 <= full.accepted + full.rounds <= 50 + HIERARCHY.gamma
+    assert retrieval.accepted + retrieval.rounds == full.proposed
+    assert retrieval.accepted <= retrieval.proposed
+
+
+def test_evidence_lies_within_the_spans_asked_for() -> None:
+    ids = prompt(200)
+    request = Request(GREEDY, max_tokens=30, evidence_spans=((20, 60), (100, 150)))
+    end = ask(Session(tiny(), None, HIERARCHY, 512), ids, request)
+    assert all(20 <= span.start < span.end <= 60 or 100 <= span.start < span.end <= 150 for span in end.evidence)
+    assert all(span.weight >= 0.3 for span in end.evidence)
+    assert ask(Session(tiny(), None, HIERARCHY, 512), ids, Request(GREEDY, max_tokens=30)).evidence == ()
+
+
+def test_a_prompt_beyond_the_trained_context_is_answered_with_yarn() -> None:
+    model, ids = tiny(), prompt(900)
+    request = Request(GREEDY, max_tokens=20)
+    stretched = ask(Session(model, None, PLAIN, 1024), ids, request)
+    assert stretched.token_ids != ask(Session(model, None, PLAIN, 512), ids, request).token_ids
+    assert stretched.token_ids == ask(Session(model, None, HIERARCHY, 1024), ids, request).token_ids
