@@ -164,6 +164,14 @@ def test_pages_are_those_of_every_pdf(run, engine, notes, make_pdf):
         run(about(first, second, pages="3"))
 
 
+def test_a_note_is_told_once(run, engine, notes):
+    """That the context is stretched is worth saying, but not under every answer."""
+    engine.rope = "YaRN x2 is on."
+    _, out, err = run(about(notes, questions=("One?", "Two?")))
+    assert err.count("YaRN x2 is on.\n") == 1
+    assert "YaRN" not in out
+
+
 def test_control_characters_do_not_reach_the_terminal(run, engine, notes):
     """Neither an answer nor a quote can move the cursor; JSON keeps what was answered."""
     notes.write_text("Red \x1b[31m valve \u202eat 7\u00a0bar.")
