@@ -99,11 +99,16 @@
     event.preventDefault();
     depth = 0;
     document.body.classList.remove("dropping");
-    // Entries must be taken before the first await: the list is empty afterwards.
-    const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry && item.webkitGetAsEntry());
+    // All must be taken before the first await: the list is empty afterwards.
+    const dropped = [...event.dataTransfer.items]
+      .filter((item) => item.kind === "file")
+      .map((item) => ({ entry: item.webkitGetAsEntry && item.webkitGetAsEntry(), file: item.getAsFile() }));
     const files = [];
     const left = new Set();
-    for (const entry of entries) if (entry) await gather(entry, "", files, left);
+    for (const { entry, file } of dropped) {
+      if (entry) await gather(entry, "", files, left);
+      else if (file) files.push({ path: file.name, file });
+    }
     send(files, left);
   });
 

@@ -1,6 +1,7 @@
 """Receiving files and folders from the page into the intake."""
 
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
@@ -70,8 +71,9 @@ def _store(form: FormData, new_folder: Callable[[], Path]) -> list[Path]:
 def _names(path: str) -> tuple[str, ...]:
     """The parts of a path as a browser gives one; none for one that is empty, absolute or climbs out."""
     parts = PurePosixPath(path.replace("\\", "/")).parts
-    climbs = any(part in ("..", "/") or "\0" in part or ":" in part for part in parts)
-    return () if climbs else parts
+    climbs = any(part in ("..", "/", "//") or "\0" in part for part in parts)
+    has_drive = any(part[1:2] == ":" or (":" in part and sys.platform == "win32") for part in parts)
+    return () if climbs or has_drive else parts
 
 
 def _refused(status: int, problem: Problem) -> JSONResponse:

@@ -76,10 +76,7 @@ class ScriptedAssistant:
         if path.is_dir():
             kind = "tree"
             files = sorted(file for file in path.rglob("*") if file.is_file())
-            pages = [
-                Page(at, file.relative_to(path).as_posix(), file.read_text())
-                for at, file in enumerate(files, 1)
-            ]
+            pages = [Page(at, file.relative_to(path).as_posix(), file.read_text()) for at, file in enumerate(files, 1)]
         elif path.read_bytes()[:5] == b"%PDF-":
             kind = "pdf"
             try:
@@ -144,9 +141,7 @@ class ScriptedAssistant:
             raise ContextExceeded(meter.used, 512, meter.context)
         return self._answer(question, cancel, meter.used)
 
-    def _answer(
-        self, question: str, cancel: threading.Event, n_tokens: int
-    ) -> Iterator[Progress | Emission | Answer]:
+    def _answer(self, question: str, cancel: threading.Event, n_tokens: int) -> Iterator[Progress | Emission | Answer]:
         started = time.monotonic()
         first = len(self.asked) == 1
         text = ""
