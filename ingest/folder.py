@@ -149,8 +149,11 @@ def _rules(file: Path) -> pathspec.GitIgnoreSpec:
         return pathspec.GitIgnoreSpec([])
     patterns: list[GitIgnoreSpecPattern] = []
     for line in text.split("\n"):
+        line = line.removesuffix("\r")
+        if line.endswith("/**"):  # All that is in a folder, but pathspec takes the folder itself as well.
+            line += "/*"
         try:
-            patterns += pathspec.GitIgnoreSpec.from_lines([line.removesuffix("\r")]).patterns
+            patterns += pathspec.GitIgnoreSpec.from_lines([line]).patterns
         except ValueError:
             continue  # git takes no notice of a pattern it cannot read, either.
     return pathspec.GitIgnoreSpec(patterns)

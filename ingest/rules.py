@@ -80,7 +80,7 @@ def reason_by_content(text: str, longest_line: int, limits: Limits) -> tuple[str
     if pointer:
         return "a Git LFS pointer, not the file itself", f"{int(pointer[1]):,} bytes"
     if longest_line > limits.line_length:
-        return "packed or generated: its longest line is too long", f"{longest_line:,} characters"
+        return "packed or generated, by its longest line", f"{longest_line:,} characters"
     if _PRIVATE_KEY.search(text):
         return "holds a private key", ""
     start = "\n".join(text[:4000].split("\n", _GENERATED_LINES)[:_GENERATED_LINES])

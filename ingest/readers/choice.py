@@ -1,16 +1,17 @@
 """Two engines' texts of one page: when to ask the second, and which to take. Pure functions of text."""
 
+import re
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass
 
 from ingest.cleaning import HYPHEN, LOST
 
-_LONGEST_WORD = 30
 _ENOUGH_WORDS = 12
 _DOUBTFUL_SHARE = 0.08
 _CLEARLY = 0.02
 _SAME_LETTERS = 0.95
+_OVERLONG = re.compile(r"[^\W\d_]{31,}")
 # One-letter words that are words, in the languages that have them.
 _SHORT_WORDS = frozenset("aàeéiíoòuyAÀEIOUYкостяиуваКСТОИУВА")
 _FINAL_LETTERS = frozenset("ךםןףץ")
@@ -43,9 +44,7 @@ def shape_of(text: str) -> Shape:
     one_letter = sum(
         len(word) == 1 and word.isalpha() and word not in _SHORT_WORDS and not _is_wide(word) for word in words
     )
-    overlong = sum(
-        len(word) for word in words if len(word) > _LONGEST_WORD and word.isalpha() and not _is_wide(word[0])
-    )
+    overlong = sum(len(run) for run in _OVERLONG.findall(text) if not _is_wide(run[0]))
     junk = sum(_is_junk(character) for word in words for character in word)
     rtl_words = [word for word in words if "\u0590" <= word[0] <= "\u08ff" or "\ufb1d" <= word[0] <= "\ufefc"]
     return Shape(

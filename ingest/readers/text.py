@@ -12,11 +12,12 @@ from ingest.messages import Begin, Head, Job, Result
 from ingest.readers.encoding import decode
 from ingest.readers.notebook import cells_of
 
-# Controls of writing direction, invisible operators, and the invisible tag alphabet. Joiners are left out:
-# many scripts, and emoji, need them.
-_INVISIBLE = re.compile(
-    "[\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff]|(?<!\U0001f3f4)[\U000e0020-\U000e007f]+"
-)
+# Controls of writing direction, invisible operators, and the invisible tag alphabet. Joiners are left out: many
+# scripts, and emoji, need them.
+_INVISIBLE = re.compile("[\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\U000e0020-\U000e007f]")
+# The flags of regions (England, Texas) are a black flag and a short word in tags.
+_REGION_FLAG = re.compile("\U0001f3f4[\U000e0030-\U000e007a]{3,6}\U000e007f")
+_MOST_CODES = 6
 _UNPAIRED = re.compile("[\ud800-\udfff]")
 
 
@@ -34,7 +35,8 @@ def read_text(job: Job) -> Iterator[Head | Begin | Result]:
     longest = longest_line(text)
     if longest > job.limits.line_length:
         flags = (*flags, Flag("long_line", detail=f"{longest:,} characters"))
-    yield Result("file", (Page(1, job.name, text),), flags)
+    told = tuple(Flag(flag.code, (1,), flag.detail) for flag in flags)
+    yield Result("file", (Page(1, job.name, text),), told)
 
 
 def text_of(data: bytes, name: str) -> tuple[str, tuple[Flag, ...]] | None:
@@ -58,9 +60,9 @@ def longest_line(text: str) -> int:
 
 
 def _invisible(text: str) -> tuple[Flag, ...]:
-    found = _INVISIBLE.findall(text)
+    found = _INVISIBLE.findall(_REGION_FLAG.sub("", text))
     if not found:
         return ()
-    codes = sorted({f"U+{ord(character):04X}" for run in found for character in run})
-    shown = ", ".join(codes[:6]) + (", ..." if len(codes) > 6 else "")
-    return (Flag("invisible", detail=f"{sum(map(len, found)):,}: {shown}"),)
+    codes = sorted(f"U+{ord(character):04X}" for character in set(found))
+    shown = ", ".join(codes[:_MOST_CODES]) + (", ..." if len(codes) > _MOST_CODES else "")
+    return (Flag("invisible", detail=f"{len(found):,}: {shown}"),)
