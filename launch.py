@@ -84,7 +84,7 @@ def test(environment: Environment, arguments: "list[str]", sets_up: bool) -> int
         return hand_over(environment.present(), ["-m", "pytest", *arguments], ROOT)
     python = environment.make_ready(frozenset(["test"]), n_steps=4)
     with step(4, 4, "the starter model"):
-        run([python, "-m", "runtime.models.sources", "starter"], ROOT, echo=re.compile(r"downloaded \d"))
+        run([python, "-m", "runtime.models.sources", "starter"], ROOT, echo=re.compile(r"\s*downloaded .*"))
     return hand_over(python, ["-m", "pytest", *arguments], ROOT)
 
 
