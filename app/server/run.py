@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -41,6 +42,7 @@ def serve(settings: Settings, open_browser: bool, opener: Opener = open_assistan
     life = Life(settings, opener, ends_without_model=not open_browser)
     with contextlib.closing(listener):
         asyncio.run(life.serve(listener))
+    gc.freeze()  # Python would search all that torch and Gradio made for garbage, for seconds, only to end then
     return 2 if life.opening.problem else 0
 
 
