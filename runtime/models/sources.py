@@ -47,7 +47,7 @@ def locate(model: str, cache_dir: Path, allow_download: bool, progress: Callable
     if model == STARTER:
         return Source("starter", model, _starter(cache_dir, allow_download, progress))
     path = Path(os.path.expanduser(model))
-    if path.is_dir():
+    if model.strip() and path.is_dir():
         return Source("folder", model, _folder(model, path))
     if path.is_file():
         return Source("gguf", model, _gguf(model, path))
