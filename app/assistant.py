@@ -101,7 +101,7 @@ class Assistant:
         """Read `path` and count its tokens. A file that cannot be read gives a failed entry."""
         entry = self._library.open(name or path.name or str(path))
         try:
-            return self._fill(entry, read_document(path, password))
+            return self._fill(entry, read_document(path, password or self._settings.password))
         except IngestError as error:
             return self._library.fail(entry.id, explain(error))
         finally:

@@ -70,7 +70,8 @@ def test_answer_sources_costs(run, engine, notes):
         "0.6 s to first token · 9.0 tokens/s · 2.2 accepted per round · 0 cached + "
         f"{len(engine.prompts[0])} new tokens · scripted, cpu",
     ]
-    assert [line.split(":")[0] for line in err.splitlines()] == [
+    steps = [line.split(":")[0] for line in err.splitlines()]
+    assert [step for step in steps if step != "Reading notes.txt"] == [  # told where it takes a while
         "Loading the model",
         "Loading the model",
         "notes.txt",

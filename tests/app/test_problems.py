@@ -51,7 +51,10 @@ def test_every_error_has_its_own_words(kind):
     fallback = explain(type("Other", (root,), {"__init__": lambda self: setattr(self, "name", "the name")})())
     assert problem.sentence.replace("the name", "") != fallback.sentence.replace("the name", "")
     numbers = [value for value in error.args if isinstance(value, int)]
-    assert all(f"{value:,}" in str(problem) or "bytes" in str(error.__dict__) for value in numbers)
+    assert all(
+        f"{value:,}" in str(problem) or f"port {value}" in str(problem) or "bytes" in str(error.__dict__)
+        for value in numbers
+    )
 
 
 def test_numbers_and_way_out_of_a_prompt_too_long():
