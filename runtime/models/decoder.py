@@ -82,13 +82,14 @@ class Decoder:
             for index, layer in enumerate(self._weights.layers):
                 hidden = hidden + self._attention(index, layer, hidden, store, rotations, start, observer)
                 hidden = hidden + self._feed_forward(layer, hidden)
+            return self._logits(hidden[len(hidden) - n_logits :])
         except BaseException:
             store.trim(start)
             raise
-        if n_logits == 0:
-            return torch.empty(0, len(self._weights.head.weight), device=self.device)
-        last = rms_norm(hidden[-n_logits:], (self.spec.hidden_size,), self._weights.norm, self.spec.norm_eps)
-        return self._weights.head(last).float()
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        normed = rms_norm(hidden, (self.spec.hidden_size,), self._weights.norm, self.spec.norm_eps)
+        return self._weights.head(normed).float()
 
     def _attention(
         self,

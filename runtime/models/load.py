@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gguf import GGUFReader
-from transformers import AutoConfig, AutoTokenizer
 
-from runtime.errors import ModelDamaged
+from runtime.errors import ModelDamaged, UnsupportedModel
 from runtime.events import Progress
 from runtime.models.attention import choose_attend
+from runtime.models.converted import converted
 from runtime.models.decoder import Decoder
+from runtime.models.gguf_header import read_header
 from runtime.models.rope import Rope, build_rope
 from runtime.models.sources import Source
-from runtime.models.spec import Spec, read_spec
-from runtime.models.weights import GgufFile, SafetensorsFolder, TensorFile, read_ends, read_layer
+from runtime.models.spec import SUPPORTED, Spec, read_spec
+from runtime.models.weights import GgufFile, SafetensorsFolder, TensorFile, WeightReader
 from runtime.tokenizer import Tokenizer
 
 
@@ -32,12 +32,11 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A loaded model. `rope_factors` [head_dim / 2] come from a GGUF file that carries them."""
+    """A loaded model."""
 
     decoder: Decoder
     config: Any
     tokenizer: Tokenizer
-    rope_factors: torch.Tensor | None
 
     @property
     def spec(self) -> Spec:
@@ -45,8 +44,7 @@ class Model:
 
     def rope(self, n_tokens: int) -> Rope:
         """The rotary embedding for a sequence of up to `n_tokens`."""
-        trained = self.spec.trained_context
-        return build_rope(self.config, trained, n_tokens, self.decoder.device, self.rope_factors)
+        return build_rope(self.config, self.spec.trained_context, n_tokens, self.decoder.device)
 
 
 def load_model(
@@ -56,70 +54,69 @@ def load_model(
     device: torch.device,
     progress: Callable[[Progress], None],
 ) -> Model:
-    """Read the weights; progress counts layers. Raises `ModelDamaged`."""
+    """Read the weights; progress counts layers. Raises `ModelDamaged`, `UnsupportedModel`."""
     spec = facts.spec
     file: TensorFile
-    factors = None
-    if source.path.is_dir():
-        file = SafetensorsFolder(source.path)
-    else:
-        file = GgufFile(source.path, spec)
-        factors = file.read("rope_freqs.weight") if "rope_freqs.weight" in file else None
+    file = SafetensorsFolder(source.path) if source.path.is_dir() else GgufFile(read_header(source.path), spec)
+    reader = WeightReader(file, spec, dtype, device)
     layers = []
     progress(Progress("load", 0, spec.n_layers))
     for index in range(spec.n_layers):
-        layers.append(read_layer(file, spec, index, dtype, device))
+        layers.append(reader.layer(index))
         progress(Progress("load", index + 1, spec.n_layers))
-    weights = read_ends(file, spec, tuple(layers), facts.tokenizer.n_tokens, dtype, device)
-    rope = build_rope(facts.config, spec.trained_context, spec.trained_context, device, factors)
-    decoder = Decoder(spec, weights, rope, choose_attend(device))
-    return Model(decoder, facts.config, facts.tokenizer, factors)
+    weights = reader.whole(tuple(layers), facts.tokenizer.n_tokens)
+    rope = build_rope(facts.config, spec.trained_context, spec.trained_context, device)
+    return Model(Decoder(spec, weights, rope, choose_attend(device)), facts.config, facts.tokenizer)
 
 
 def read_facts(source: Source, cache_dir: Path) -> ModelFacts:
     """Config and tokenizer, through transformers; raises `UnsupportedModel`, `ModelDamaged`.
 
-    What it makes of a GGUF file takes it seconds, so that is kept beside the models.
+    What is made of a GGUF file's tokenizer is kept in `cache_dir`.
     """
+    if source.path.is_dir():
+        config, backend = _read_folder(source.path)
+        ends = _end_ids(source.path, config)
+    else:
+        config, backend = converted(source.path, cache_dir)
+        ends = _ids(config.eos_token_id)
+    return ModelFacts(read_spec(config), config, Tokenizer(backend, ends))
+
+
+def _read_folder(folder: Path) -> tuple[Any, Any]:
+    """The folder's config and tokenizer; code that it brings is not run."""
+    kind = str(_json(folder / "config.json").get("model_type") or "a model without model_type")
+    if kind not in SUPPORTED:
+        raise UnsupportedModel(kind, tuple(SUPPORTED.values()))
+    # Imported where a folder is read: together they take more than a second, and a GGUF file needs neither.
+    from transformers import AutoConfig, AutoTokenizer
+
     try:
-        if source.path.is_dir():
-            folder = source.path
-        else:
-            stat = source.path.stat()
-            folder = cache_dir / "converted" / f"{source.path.stem}-{stat.st_size}-{stat.st_mtime_ns}"
-            if not (folder / "done").exists():
-                _convert_gguf(source.path, folder)
-        config = AutoConfig.from_pretrained(folder)
-        tokenizer = Tokenizer(AutoTokenizer.from_pretrained(folder), _end_ids(folder, config))
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelDamaged(str(source.path), f"transformers cannot read its config or tokenizer ({error})") from error
-    return ModelFacts(read_spec(config), config, tokenizer)
-
-
-def _convert_gguf(path: Path, folder: Path) -> None:
-    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-    reader = GGUFReader(path)
-    architecture = reader.get_field("general.architecture").contents()
-    scaling = reader.get_field(f"{architecture}.rope.scaling.type")
-    if scaling is not None and scaling.contents() in ("linear", "yarn"):
-        # transformers reads the base frequency of a GGUF file but not its scaling.
-        factor = reader.get_field(f"{architecture}.rope.scaling.factor").contents()
-        original = reader.get_field(f"{architecture}.rope.scaling.original_context_length")
-        config.rope_parameters |= {"rope_type": scaling.contents(), "factor": float(factor)}
-        if original is not None:
-            config.rope_parameters["original_max_position_embeddings"] = int(original.contents())
-    AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(folder)
-    config.save_pretrained(folder)
-    (folder / "done").touch()
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        backend = AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+        raise ModelDamaged(str(folder), f"transformers cannot read its config or tokenizer ({error})") from error
+    return config, backend
 
 
 def _end_ids(folder: Path, config: Any) -> frozenset[int]:
     """Ids that end a turn by the model's own configuration files."""
-    ids: set[int] = set()
-    sources = [config.eos_token_id]
     generation = folder / "generation_config.json"
-    if generation.exists():
-        sources.append(json.loads(generation.read_text("utf-8")).get("eos_token_id"))
-    for value in sources:
-        ids.update(value if isinstance(value, list) else [] if value is None else [value])
-    return frozenset(ids)
+    ends = _ids(_json(generation).get("eos_token_id")) if generation.exists() else frozenset()
+    return ends | _ids(config.eos_token_id)
+
+
+def _ids(value: Any) -> frozenset[int]:
+    """One id, several or none."""
+    found = value if isinstance(value, list) else [value]
+    return frozenset(end for end in found if isinstance(end, int))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelDamaged(str(path), f"it cannot be read ({error})") from error
+    if not isinstance(value, dict):
+        raise ModelDamaged(str(path), "it is no JSON object")
+    return value

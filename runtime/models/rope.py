@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-YARN_STEP = 0.5  # factors are rounded up to a multiple, so that a few more tokens seldom need another factor
+from runtime.models.spec import attention_window
+
+STEP = 0.5  # a stretch is rounded up to a multiple, so that a few more tokens seldom need another one
 LARGEST_YARN_FACTOR = 4.0
 
 
@@ -43,26 +45,26 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def yarn_factor(n_tokens: int, config: Any, trained_context: int) -> float:
     """The smallest YaRN factor (arXiv 2309.00071) that makes `n_tokens` fit; 1 when none is needed.
 
-    Only a model without a scaling of its own is stretched.
+    Only a model without a scaling of its own is stretched by YaRN. For one with dynamic NTK scaling it is the
+    stretch of that: frequencies are fixed for a whole sequence, as keys are kept rotated.
     """
-    if n_tokens <= trained_context or _kind(config) != "default":
+    if n_tokens <= trained_context or rope_kind(config) not in ("default", "dynamic"):
         return 1.0
-    return math.ceil(n_tokens / trained_context / YARN_STEP) * YARN_STEP
+    return math.ceil(n_tokens / trained_context / STEP) * STEP
 
 
 def longest_context(config: Any, trained_context: int) -> int:
-    """Tokens that can be read with the largest YaRN factor in use here."""
-    stretch = LARGEST_YARN_FACTOR if _kind(config) == "default" and not _slides(config) else 1.0
+    """Tokens that can be read with the largest stretch in use here, within the window of a model that has one."""
+    stretches = {"default": LARGEST_YARN_FACTOR, "dynamic": (config.rope_parameters or {}).get("factor", 1.0)}
+    stretch = 1.0 if attention_window(config) else stretches.get(rope_kind(config), 1.0)
     return int(trained_context * stretch)
 
 
-def build_rope(
-    config: Any, trained_context: int, n_tokens: int, device: torch.device, factors: Tensor | None = None
-) -> Rope:
-    """RoPE for a sequence of up to `n_tokens`; `factors` [head_dim / 2] divide the frequencies (GGUF's llama3)."""
-    kind = _kind(config)
+def build_rope(config: Any, trained_context: int, n_tokens: int, device: torch.device) -> Rope:
+    """RoPE for a sequence of up to `n_tokens`."""
+    kind = rope_kind(config)
     factor = yarn_factor(n_tokens, config, trained_context)
-    if factor > 1:
+    if kind == "default" and factor > 1:
         config, kind = copy.deepcopy(config), "yarn"
         config.rope_parameters = {
             "rope_type": "yarn",
@@ -75,15 +77,11 @@ def build_rope(
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
         frequencies, scaling = 1.0 / config.rope_parameters["rope_theta"] ** exponents, 1.0
     else:
+        n_tokens = math.ceil(factor * trained_context)  # dynamic NTK; the other kinds do not look at it
         frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=n_tokens)
-    if factors is not None:
-        frequencies = frequencies / factors.float()
     return Rope(frequencies.to(device, torch.float32), scaling)
 
 
-def _kind(config: Any) -> str:
+def rope_kind(config: Any) -> str:
+    """Which of transformers' kinds of RoPE the config asks for."""
     return str((config.rope_parameters or {}).get("rope_type", "default"))
-
-
-def _slides(config: Any) -> bool:
-    return bool(getattr(config, "sliding_window", None)) and bool(getattr(config, "use_sliding_window", True))

@@ -11,6 +11,7 @@ SUPPORTED = {
     "qwen2": "Qwen2 and Qwen2.5",
     "qwen3": "Qwen3",
 }
+ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,13 @@ class Spec:
 def read_spec(config: Any) -> Spec:
     """The facts of a transformers config; raises `UnsupportedModel`, naming what is not supported."""
     kind = config.model_type
-    if kind not in SUPPORTED:
-        raise UnsupportedModel(kind, tuple(SUPPORTED.values()))
-    if config.hidden_act != "silu":
-        raise UnsupportedModel(f"{kind} with activation {config.hidden_act}", tuple(SUPPORTED.values()))
+    _require(kind in SUPPORTED, kind)
+    _require(config.hidden_act == "silu", f"{kind} with activation {config.hidden_act}")
+    quantization = getattr(config, "quantization_config", None)
+    _require(not quantization, f"{kind} with quantised safetensors ({_method(quantization)})")
+    rope = config.rope_parameters or {}
+    _require(_has_known_rope(rope), f"{kind} with RoPE scaling {rope.get('rope_type')}")
+    _require(rope.get("partial_rotary_factor", 1) == 1, f"{kind} with RoPE on a part of each head")
     return Spec(
         architecture=kind,
         n_layers=config.num_hidden_layers,
@@ -69,14 +73,41 @@ def read_spec(config: Any) -> Spec:
     )
 
 
+def _require(is_supported: bool, name: str) -> None:
+    if not is_supported:
+        raise UnsupportedModel(name, tuple(SUPPORTED.values()))
+
+
+def _method(quantization: Any) -> str:
+    """The name of a quantisation, which a config holds as a dictionary or as an object."""
+    found = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    return str(found or type(quantization).__name__)
+
+
+def _has_known_rope(rope: dict[str, Any]) -> bool:
+    """LongRoPE changes its frequencies with the length; only where it says the same for short and long is it known."""
+    kind = rope.get("rope_type", "default")
+    return kind in ROPE_KINDS or (kind == "longrope" and rope["short_factor"] == rope["long_factor"])
+
+
 def _trained_context(config: Any) -> int:
-    """Tokens the model can attend over as configured: positions, stretched by its own scaling, within its window."""
+    """Tokens the model can attend over as configured: positions, stretched by its own scaling, within its window.
+
+    The positions of linear scaling are those before it, those of YaRN are often those after it. Dynamic scaling is
+    made for going beyond what was trained.
+    """
     rope = config.rope_parameters or {}
+    kind, factor = rope.get("rope_type", "default"), rope.get("factor") or 1
     context = int(config.max_position_embeddings)
-    if rope.get("rope_type", "default") == "yarn":
-        context = max(context, int(rope.get("original_max_position_embeddings", 0) * rope["factor"]))
+    if kind == "linear":
+        context = int(context * factor)
+    if kind == "yarn":
+        context = max(context, int(rope.get("original_max_position_embeddings", 0) * factor))
+    # Within one window sliding attention is full attention; beyond it this decoder would differ.
+    return min(context, attention_window(config) or context)
+
+
+def attention_window(config: Any) -> int | None:
+    """Tokens a layer with sliding attention sees; None where attention is full."""
     window = getattr(config, "sliding_window", None)
-    if window and getattr(config, "use_sliding_window", True):
-        # Within one window sliding attention is full attention; beyond it this decoder would differ.
-        context = min(context, int(window))
-    return context
+    return int(window) if window and getattr(config, "use_sliding_window", True) else None

@@ -5,54 +5,87 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from gguf import GGUFReader
-from gguf.quants import dequantize
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from runtime.errors import ModelDamaged
 from runtime.models.decoder import Layer, Weights
+from runtime.models.dequantize import dequantize
+from runtime.models.gguf_header import GgufHeader
 from runtime.models.linear import Linear
 from runtime.models.spec import Spec
+
+INDEX = "model.safetensors.index.json"
 
 
 class TensorFile(Protocol):
     """Named tensors, read one at a time."""
 
+    @property
+    def name(self) -> str:
+        """The file's or folder's path, for messages."""
+        ...
+
     def __contains__(self, name: str) -> bool: ...
 
-    def read(self, name: str) -> Tensor:
-        """The tensor, on the CPU, in the file's dtype or float32; raises `ModelDamaged` when it is missing."""
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        """The tensor, on the CPU; raises `ModelDamaged` when it is missing or cannot be read."""
         ...
 
 
 class SafetensorsFolder:
-    """`model.safetensors`, or shards with an index, in a folder."""
+    """`model.safetensors`, or shards with an index, in a folder. Each file is mapped once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        index = folder / "model.safetensors.index.json"
-        try:
-            if index.exists():
-                self._files: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"]
-            else:
-                with safe_open(folder / "model.safetensors", "pt") as file:
-                    self._files = dict.fromkeys(file.keys(), "model.safetensors")
-        except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise ModelDamaged(str(folder), f"its safetensors cannot be read ({error})") from error
+        self._open: dict[str, Any] = {}
+        self._files = self._listed() if (folder / INDEX).exists() else self._found()
+
+    @property
+    def name(self) -> str:
+        return str(self._folder)
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
         if name not in self._files:
-            raise ModelDamaged(str(self._folder), f"the tensor {name} is missing")
+            raise ModelDamaged(self.name, f"the tensor {name} is missing")
+        file = self._files[name]
         try:
-            with safe_open(self._folder / self._files[name], "pt") as file:
-                tensor: Tensor = file.get_tensor(name)
-                return tensor
-        except (OSError, SafetensorError) as error:
-            raise ModelDamaged(str(self._folder), f"{self._files[name]} cannot be read ({error})") from error
+            tensor: Tensor = self._opened(file).get_tensor(name)
+        except SafetensorError as error:
+            raise ModelDamaged(self.name, f"{file} cannot be read ({error})") from error
+        # A copy in any case: what is mapped would be read again whenever memory is short.
+        return tensor.to(dtype, copy=True)
+
+    def _listed(self) -> dict[str, str]:
+        """Tensor to file, by the index."""
+        try:
+            listed = json.loads((self._folder / INDEX).read_text("utf-8"))["weight_map"]
+            files = {str(name): str(file) for name, file in listed.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelDamaged(self.name, f"{INDEX} cannot be read ({error})") from error
+        outside = next((file for file in files.values() if Path(file).name != file), None)
+        if outside is not None:
+            raise ModelDamaged(self.name, f"{INDEX} names a file outside the folder: {outside}")
+        return files
+
+    def _found(self) -> dict[str, str]:
+        """Tensor to file, by the files that are there."""
+        whole = self._folder / "model.safetensors"
+        paths = [whole] if whole.exists() else sorted(self._folder.glob("*.safetensors"))
+        if not paths:
+            raise ModelDamaged(self.name, "there are no *.safetensors weights in it")
+        return {name: path.name for path in paths for name in self._opened(path.name).keys()}  # noqa: SIM118
+
+    def _opened(self, file: str) -> Any:
+        if file not in self._open:
+            try:
+                self._open[file] = safe_open(self._folder / file, "pt")
+            except (OSError, SafetensorError) as error:
+                raise ModelDamaged(self.name, f"{file} cannot be read ({error})") from error
+        return self._open[file]
 
 
 GGUF_NAMES = {
@@ -74,85 +107,99 @@ GGUF_NAMES = {
 
 
 class GgufFile:
-    """A GGUF file, dequantised to float32 tensor by tensor."""
+    """A GGUF file, dequantised tensor by tensor."""
 
-    def __init__(self, path: Path, spec: Spec) -> None:
-        self._path, self._spec = path, spec
-        reader = GGUFReader(path)
-        self._tensors: dict[str, Any] = {tensor.name: tensor for tensor in reader.tensors}
+    def __init__(self, header: GgufHeader, spec: Spec) -> None:
+        self._header, self._spec = header, spec
         # llama.cpp stores the query and key rows of this architecture in interleaved rotary order.
-        self._is_interleaved = reader.get_field("general.architecture").contents() == "llama"
+        self._is_interleaved = header.architecture == "llama"
+
+    @property
+    def name(self) -> str:
+        return str(self._header.path)
 
     def __contains__(self, name: str) -> bool:
-        return self._gguf_name(name) in self._tensors
+        return _gguf_name(name) in self._header.tensors
 
-    def read(self, name: str) -> Tensor:
-        stored = self._tensors.get(self._gguf_name(name))
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        stored = self._header.tensors.get(_gguf_name(name))
         if stored is None:
-            raise ModelDamaged(str(self._path), f"the tensor {name} is missing")
-        tensor = torch.from_numpy(dequantize(stored.data, stored.tensor_type).copy())
+            raise ModelDamaged(self.name, f"the tensor {name} is missing")
+        tensor = dequantize(self._header.bytes_of(stored), stored.quantization, dtype).view(stored.shape)
         if self._is_interleaved and ".q_proj." in name:
             return _split_halves(tensor, self._spec.n_heads)
         if self._is_interleaved and ".k_proj." in name:
             return _split_halves(tensor, self._spec.n_kv_heads)
         return tensor
 
-    def _gguf_name(self, name: str) -> str:
-        stem, _, kind = name.rpartition(".")
-        if not stem.startswith("model.layers."):
-            return f"{GGUF_NAMES.get(stem, stem)}.{kind}"
-        layer, _, part = stem.removeprefix("model.layers.").partition(".")
-        return f"blk.{layer}.{GGUF_NAMES[part]}.{kind}"
+
+def _gguf_name(name: str) -> str:
+    stem, _, kind = name.rpartition(".")
+    if not stem.startswith("model.layers."):
+        return f"{GGUF_NAMES.get(stem, stem)}.{kind}"
+    layer, _, part = stem.removeprefix("model.layers.").partition(".")
+    return f"blk.{layer}.{GGUF_NAMES[part]}.{kind}"
 
 
 def _split_halves(tensor: Tensor, n_heads: int) -> Tensor:
     """Rows (x0, y0, x1, y1, ...) of each head to (x0, x1, ..., y0, y1, ...)."""
+    if tensor.shape[0] % (2 * n_heads):
+        return tensor  # misshapen: what checks shapes says so
     pairs: Tensor = tensor.unflatten(0, (n_heads, -1, 2))  # [heads, head_dim / 2, 2, ...]
     return pairs.transpose(1, 2).flatten(0, 2)
 
 
-def read_layer(file: TensorFile, spec: Spec, index: int, dtype: torch.dtype, device: torch.device) -> Layer:
-    """One layer's weights, checked for shape."""
+class WeightReader:
+    """Reads a model's weights out of a file, each checked for its shape."""
 
-    def tensor(name: str) -> Tensor:
-        return file.read(f"model.layers.{index}.{name}").to(device, dtype)
+    def __init__(self, file: TensorFile, spec: Spec, dtype: torch.dtype, device: torch.device) -> None:
+        self._file, self._spec = file, spec
+        self._dtype, self._device = dtype, device
 
-    def joined(out_features: int, in_features: int, *names: str) -> Linear:
-        weight = torch.cat([tensor(f"{name}.weight") for name in names])
-        if tuple(weight.shape) != (out_features, in_features):
-            reason = f"layer {index}, {' + '.join(names)}: {tuple(weight.shape)}, not {(out_features, in_features)}"
-            raise ModelDamaged("the model", reason)
-        has_bias = f"model.layers.{index}.{names[0]}.bias" in file
-        return Linear(weight, torch.cat([tensor(f"{name}.bias") for name in names]) if has_bias else None)
+    def layer(self, index: int) -> Layer:
+        """The weights of one layer."""
+        spec, stem = self._spec, f"model.layers.{index}"
+        queries, keys = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+        attention = {f"{stem}.self_attn.q_proj": queries}
+        attention |= dict.fromkeys((f"{stem}.self_attn.k_proj", f"{stem}.self_attn.v_proj"), keys)
+        gate_up = dict.fromkeys((f"{stem}.mlp.gate_proj", f"{stem}.mlp.up_proj"), spec.intermediate_size)
+        return Layer(
+            attention_norm=self._tensor(f"{stem}.input_layernorm.weight", spec.hidden_size),
+            qkv=self._linear(attention, spec.hidden_size),
+            query_norm=self._head_norm(f"{stem}.self_attn.q_norm.weight"),
+            key_norm=self._head_norm(f"{stem}.self_attn.k_norm.weight"),
+            output=self._linear({f"{stem}.self_attn.o_proj": spec.hidden_size}, queries),
+            mlp_norm=self._tensor(f"{stem}.post_attention_layernorm.weight", spec.hidden_size),
+            gate_up=self._linear(gate_up, spec.hidden_size),
+            down=self._linear({f"{stem}.mlp.down_proj": spec.hidden_size}, spec.intermediate_size),
+        )
 
-    queries = spec.n_heads * spec.head_dim
-    keys = spec.n_kv_heads * spec.head_dim
-    attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    return Layer(
-        attention_norm=tensor("input_layernorm.weight"),
-        qkv=joined(queries + 2 * keys, spec.hidden_size, *attention),
-        query_norm=tensor("self_attn.q_norm.weight") if spec.has_qk_norm else None,
-        key_norm=tensor("self_attn.k_norm.weight") if spec.has_qk_norm else None,
-        output=joined(spec.hidden_size, queries, "self_attn.o_proj"),
-        mlp_norm=tensor("post_attention_layernorm.weight"),
-        gate_up=joined(2 * spec.intermediate_size, spec.hidden_size, "mlp.gate_proj", "mlp.up_proj"),
-        down=joined(spec.hidden_size, spec.intermediate_size, "mlp.down_proj"),
-    )
+    def whole(self, layers: tuple[Layer, ...], n_tokens: int) -> Weights:
+        """The model, from its layers: embeddings, last norm and output head besides.
 
+        Rows of the head beyond the tokenizer's `n_tokens` are padding, which could only be drawn by mistake: they
+        are cut.
+        """
+        spec = self._spec
+        embeddings = self._tensor("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+        head = embeddings
+        if not spec.ties_embeddings:
+            head = self._tensor("lm_head.weight", spec.vocab_size, spec.hidden_size)
+        norm = self._tensor("model.norm.weight", spec.hidden_size)
+        return Weights(embeddings, layers, norm, Linear(head[:n_tokens]))
 
-def read_ends(
-    file: TensorFile,
-    spec: Spec,
-    layers: tuple[Layer, ...],
-    n_tokens: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Weights:
-    """The whole, from its layers: embeddings, last norm and output head besides.
+    def _linear(self, rows: dict[str, int], n_columns: int) -> Linear:
+        """The projections named by `rows`, with their numbers of rows, one below the other."""
+        weights = [self._tensor(f"{name}.weight", n_rows, n_columns) for name, n_rows in rows.items()]
+        if f"{next(iter(rows))}.bias" not in self._file:
+            return Linear(torch.cat(weights) if len(weights) > 1 else weights[0])
+        return Linear(torch.cat(weights), torch.cat([self._tensor(f"{name}.bias", n) for name, n in rows.items()]))
 
-    Rows of the head beyond the tokenizer's `n_tokens` are padding, which could only be drawn by mistake: they are cut.
-    """
-    embeddings = file.read("model.embed_tokens.weight").to(device, dtype)
-    is_tied = spec.ties_embeddings or "lm_head.weight" not in file
-    head = embeddings if is_tied else file.read("lm_head.weight").to(device, dtype)
-    return Weights(embeddings, layers, file.read("model.norm.weight").to(device, dtype), Linear(head[:n_tokens]))
+    def _head_norm(self, name: str) -> Tensor | None:
+        return self._tensor(name, self._spec.head_dim) if self._spec.has_qk_norm else None
+
+    def _tensor(self, name: str, *shape: int) -> Tensor:
+        tensor = self._file.read(name, self._dtype)
+        if tuple(tensor.shape) != shape:
+            raise ModelDamaged(self._file.name, f"the tensor {name} has the shape {tuple(tensor.shape)}, not {shape}")
+        return tensor.to(self._device)

@@ -27,7 +27,7 @@ from runtime.models.attention import Attend, attend_plainly
 from runtime.models.decoder import Decoder
 from runtime.models.rope import build_rope
 from runtime.models.spec import read_spec
-from runtime.models.weights import read_ends, read_layer
+from runtime.models.weights import WeightReader
 
 Kind = Literal["llama", "mistral", "qwen2", "qwen3"]
 KINDS: tuple[Kind, ...] = ("llama", "mistral", "qwen2", "qwen3")
@@ -166,14 +166,16 @@ def decoder_of(
 ) -> Decoder:
     """Our decoder with the weights of a transformers model."""
     spec = read_spec(model.config)
-    file, device = HeldTensors(model.state_dict()), torch.device("cpu")
-    layers = tuple(read_layer(file, spec, index, dtype, device) for index in range(spec.n_layers))
-    weights = read_ends(file, spec, layers, spec.vocab_size, dtype, device)
+    device = torch.device("cpu")
+    reader = WeightReader(HeldTensors(model.state_dict()), spec, dtype, device)
+    weights = reader.whole(tuple(map(reader.layer, range(spec.n_layers))), spec.vocab_size)
     return Decoder(spec, weights, build_rope(model.config, spec.trained_context, n_tokens, device), attend)
 
 
 class HeldTensors:
     """Tensors in memory, as a model file."""
+
+    name = "memory"
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
@@ -181,10 +183,10 @@ class HeldTensors:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
         if name not in self._tensors:
-            raise ModelDamaged("memory", f"the tensor {name} is missing")
-        return self._tensors[name]
+            raise ModelDamaged(self.name, f"the tensor {name} is missing")
+        return self._tensors[name].to(dtype, copy=True)
 
 
 def random_ids(n_tokens: int, seed: int = 0) -> Tensor:
