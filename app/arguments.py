@@ -100,7 +100,7 @@ def parse(argv: list[str], version: str) -> tuple[Command, dict[str, str]]:
     if given.command == "ask":
         return _ask([*given.files, *rest], given), settings
     if given.command == "bench":
-        return Bench(_contexts(given.contexts), given.json and Path(given.json)), settings
+        return Bench(_contexts(given.contexts), _new_file(given.json)), settings
     return OpenPage(open_browser=not given.serve), settings
 
 
@@ -119,6 +119,16 @@ def _contexts(text: str) -> tuple[int, ...]:
             f"--contexts is “{shown(text)}”, which is not a list of lengths.", "Write it like 1024,4096,8192."
         )
     return tuple(int(part) for part in parts)
+
+
+def _new_file(text: str | None) -> Path | None:
+    """A place to write to, checked now: a bench runs for minutes before it writes."""
+    if text is None:
+        return None
+    path = Path(text)
+    if not text or path.is_dir() or not path.absolute().parent.is_dir():
+        raise WrongUsage(f"--json is “{shown(text)}”, where no file can be written.", "Name a file in a folder.")
+    return path
 
 
 def _parser(version: str) -> _Parser:

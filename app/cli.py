@@ -29,10 +29,13 @@ def main(argv: list[str] | None = None) -> int:
         return PROBLEM
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
+    except BrokenPipeError:  # an OSError too, so it comes first
         # Whoever read our output is gone; without this the interpreter complains while it closes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        print(explain(error), file=sys.stderr)
+        return PROBLEM
 
 
 def _run(argv: list[str]) -> int:
@@ -49,7 +52,7 @@ def _run(argv: list[str]) -> int:
         case arguments.Bench():
             from runtime import bench
 
-            bench.run(settings.engine_config(), command.contexts, command.json_path)
+            bench.run(settings.engine_config(), command.contexts, command.json_path, settings.sampling())
             return 0
         case arguments.OpenPage():
             from app.server.run import serve

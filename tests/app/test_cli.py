@@ -53,6 +53,7 @@ def run(tmp_path):
         (["ask", "ingest", "-q", "Why?", "--pages", "1"], "--pages"),
         (["fly"], "'fly'"),
         (["bench", "--contexts", "1k"], "1024,4096,8192"),
+        (["bench", "--json", "no/such/folder.json"], "--json"),
         (["--serve", "--host", "0.0.0.0"], "--api-key"),
         (["--port", "http"], "--port"),
     ],
