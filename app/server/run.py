@@ -24,6 +24,7 @@ from app.settings import Settings
 from app.terminal import ProgressLine
 from runtime.events import Progress
 
+_CLOSE_SECONDS = 0.7  # what the engine gets to end in; the process goes on without it then
 _Value = TypeVar("_Value")
 Opener = Callable[[Settings, Callable[[Progress], None]], Assistant]
 
@@ -103,7 +104,9 @@ class Life:
         async with app.router.lifespan_context(app):
             self._gate.open(app)
             await ended.wait()
-        assistant.close()
+        closing = threading.Thread(target=assistant.close, name="closing", daemon=True)
+        closing.start()
+        closing.join(_CLOSE_SECONDS)
 
     def _report(self, progress: Progress) -> None:
         self.opening.report(progress)

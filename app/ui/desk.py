@@ -108,9 +108,7 @@ class Desk:
                 self._change(run.chat_id, advance(self._last(run.chat_id), event))
         except (EngineError, AppError) as error:
             self._change(run.chat_id, fail(self._last(run.chat_id), explain(error)))
-        except (
-            Exception
-        ) as error:  # the outermost boundary of this thread: the page says so, the log has the rest
+        except Exception as error:  # the outermost boundary of this thread: the page says so, the log has the rest
             _log.exception("an answer ended unforeseen")
             self._change(run.chat_id, fail(self._last(run.chat_id), explain(error)))
         finally:

@@ -54,9 +54,7 @@ def _box(entry: Entry) -> str:
 
 def _title(entry: Entry) -> str:
     if entry.document is None or not entry.document.pages:
-        return (
-            f'<span class="document-name" title="{markup.text(entry.name)}">{markup.name(entry.name)}</span>'
-        )
+        return f'<span class="document-name" title="{markup.text(entry.name)}">{markup.name(entry.name)}</span>'
     return (
         f'<button type="button" class="document-name" data-act="read" data-entry="{entry.id}" '
         f'title="Read {markup.text(entry.name)}">{markup.name(entry.name)}</button>'

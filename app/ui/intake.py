@@ -116,9 +116,7 @@ class Intake:
 
 def _asks_for_password(entry: Entry, path: Path) -> bool:
     names = {entry.name, path.name}
-    return entry.problem in {
-        explain(kind(name)) for kind in (PasswordNeeded, WrongPassword) for name in names
-    }
+    return entry.problem in {explain(kind(name)) for kind in (PasswordNeeded, WrongPassword) for name in names}
 
 
 def _delete(path: Path) -> None:

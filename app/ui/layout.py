@@ -42,9 +42,7 @@ def place(facts: "EngineFacts") -> Parts:
     head = _live("head", engine.head(facts))
     with gr.Row(elem_id="columns"):
         with gr.Column(elem_id="left"):
-            gr.HTML(
-                _DROP, elem_id="drop", js_on_load="window.fullread.drop(element);", apply_default_css=False
-            )
+            gr.HTML(_DROP, elem_id="drop", js_on_load="window.fullread.drop(element);", apply_default_css=False)
             shelf = _live("shelf")
             meter = _live("meter")
             chats = _live("chats")
@@ -69,9 +67,7 @@ def place(facts: "EngineFacts") -> Parts:
         with gr.Column(elem_id="right"):
             reading = _live("reader", reader.empty())
     announcement = _live("announcement")
-    return Parts(
-        head, shelf, meter, chats, finished, running, question, send, stop, hint, reading, announcement
-    )
+    return Parts(head, shelf, meter, chats, finished, running, question, send, stop, hint, reading, announcement)
 
 
 def _live(elem_id: str, value: str = "") -> Any:

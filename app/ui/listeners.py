@@ -72,11 +72,7 @@ class _Listeners:
 
     def ask(self, question: str) -> Any:
         """Put the question, and empty its field; leave it there when it cannot be put now."""
-        if (
-            not question.strip()
-            or self._state(None).obstacle is not None
-            or not self._desk.ask(question.strip())
-        ):
+        if not question.strip() or self._state(None).obstacle is not None or not self._desk.ask(question.strip()):
             return gr.skip()
         return ""
 

@@ -7,9 +7,7 @@ from app.library import Entry
 from app.ui import markup
 from ingest.document import Page
 
-_FULL_LINE = (
-    0.7  # a line at least this share of the page's longest was broken by the page's edge, not by its writer
-)
+_FULL_LINE = 0.7  # a line at least this share of the page's longest was broken by the page's edge, not by its writer
 _CLOSE = (
     '<button type="button" class="remove" data-local="close-reader" aria-label="Close the reader" '
     'title="Close">×</button>'
@@ -61,9 +59,7 @@ def page(entry: Entry, index: int, quote: str = "") -> str:
 
 
 def empty() -> str:
-    return (
-        '<p class="reader-empty">Choose a page under an answer, or a document\'s name, to read it here.</p>'
-    )
+    return '<p class="reader-empty">Choose a page under an answer, or a document\'s name, to read it here.</p>'
 
 
 def gone() -> str:

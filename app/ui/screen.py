@@ -31,9 +31,7 @@ class State:
     @property
     def obstacle(self) -> str | None:
         """Why no question can be asked now, in words; None when one can."""
-        reading = [entry.name for entry in self.entries if entry.status == "reading"] + list(
-            self.tray.waiting
-        )
+        reading = [entry.name for entry in self.entries if entry.status == "reading"] + list(self.tray.waiting)
         if self.view.is_answering:
             is_here = any(exchange.is_running for exchange in self.view.chat.exchanges)
             return "" if is_here else "An answer is being written in another chat."

@@ -10,6 +10,7 @@ from runtime.events import Progress
 from runtime.stats import Stats
 
 _ANNOUNCED_STEP = 25  # per cent of prefill between two announcements to a screen reader
+_A_QUESTION = 512  # tokens; a prefill of no more is that of a follow-up, whose documents are there already
 _LINES = re.compile(
     r"(?P<path>.+):(?P<lines>\d+(-\d+)?)"
 )  # how a source names lines of a file; else it is a page label
@@ -66,22 +67,21 @@ def _body(exchange: Exchange, at: int) -> str:
         case "failed":
             return words + _problem(exchange, at)
         case "done" | "stopped":
-            return words + (
-                _below(exchange.answer, at, exchange.phase == "stopped") if exchange.answer else ""
-            )
+            return words + (_below(exchange.answer, at, exchange.phase == "stopped") if exchange.answer else "")
 
 
 def _prefill(progress: Progress) -> str:
     per_cent = _per_cent(progress)
+    what = "Reading the documents" if progress.total > _A_QUESTION else "Reading the question"
     particulars = [f"{progress.done:,} of {markup.amount(progress.total, 'token')}"]
     if progress.per_second > 0:
         particulars.append(f"{progress.per_second:,.0f} tokens/s")
     if progress.seconds_left is not None:
         particulars.append(f"{markup.seconds(progress.seconds_left)} left")
     return (
-        '<div class="prefill"><div class="prefill-head"><span>Reading the documents</span>'
+        f'<div class="prefill"><div class="prefill-head"><span>{what}</span>'
         '<button type="button" class="quiet" data-act="stop">Cancel</button></div>'
-        f"{markup.bar(per_cent, 'Reading the documents')}"
+        f"{markup.bar(per_cent, what)}"
         f'<p class="particulars">{" · ".join(particulars)}</p></div>'
     )
 
@@ -102,14 +102,16 @@ def _problem(exchange: Exchange, at: int) -> str:
 
 
 def _below(answer: Answer, at: int, was_stopped: bool) -> str:
-    notes = list(answer.notes)
+    ended = ""
     if was_stopped:
-        notes.insert(0, "You stopped this answer." if answer.text else "Stopped before the first word.")
+        ended = "You stopped this answer." if answer.text else "Stopped before the first word."
     if answer.finish_reason == "length":
         tokens = markup.amount(answer.stats.decode_tokens, "token")
-        notes.insert(0, f"The answer ends here because it reached its limit of {tokens}.")
-    said = "".join(f'<p class="note">{markup.text(note)}</p>' for note in notes)
-    return said + _chips(answer.sources, at) + f'<p class="stats">{_stats(answer.stats)}</p>'
+        ended = f"The answer ends here because it reached its limit of {tokens}."
+    said = f'<p class="ended">{ended}</p>' if ended else ""
+    said += "".join(f'<p class="note">{markup.text(note)}</p>' for note in answer.notes)
+    chips = _chips(answer.sources, at) if answer.text else ""
+    return f'{said}{chips}<p class="stats">{_stats(answer.stats)}</p>'
 
 
 def _chips(sources: tuple[Source, ...], at: int) -> str:
