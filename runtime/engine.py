@@ -130,6 +130,10 @@ class Engine:
         self._jobs.put(job)
         return _events(job)
 
+    def new_session(self, n_tokens: int) -> Session:
+        """An empty session for sequences of up to `n_tokens`, at least the trained context."""
+        return Session(self._target, self._draft, self._speculation, max(n_tokens, self.facts.trained_context))
+
     def close(self) -> None:
         """Let the running answer end and the worker stop."""
         self._jobs.put(None)
@@ -156,7 +160,7 @@ class Engine:
         if best is not None and 2 * shared >= min(len(best.tokens), len(ids)):
             self._sessions.remove(best)
         else:
-            best = Session(self._target, self._draft, self._speculation, max(n_tokens, self.facts.trained_context))
+            best = self.new_session(n_tokens)
         self._sessions.append(best)
         del self._sessions[:-KEPT_SESSIONS]
         return best

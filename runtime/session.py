@@ -35,7 +35,7 @@ class Session:
         self.tokens: list[int] = []  # those whose keys and values the full store holds
         self._target = target
         self._draft = draft
-        self._speculation = speculation
+        self.speculation = speculation
         self._decoder = target.decoder.with_rope(target.rope(n_tokens))
         spec = target.spec
         self._full = FullStore(spec.n_layers, spec.n_kv_heads, spec.head_dim, self._decoder.dtype, self._decoder.device)
@@ -54,7 +54,7 @@ class Session:
         answer = Answer(self._target.tokenizer, request)
         prefilling = time.perf_counter()
         decoding = prefilling
-        self._full.reserve(len(ids) + request.max_tokens + self._speculation.gamma + 1)
+        self._full.reserve(len(ids) + request.max_tokens + self.speculation.gamma + 1)
         tally = Tally("full")
         drafter: Drafter = NoDrafter()
         watched = AnswerQueries(len(ids) - 1, EVIDENCE_TOKENS if request.evidence_spans else 0)
@@ -64,14 +64,14 @@ class Session:
             first_at = last_at = decoding
             if not cancel.is_set():
                 choices = SeededChoices(request.sampling.seed)
-                gamma = self._speculation.gamma if self._speculation.enabled else 0
+                gamma = self.speculation.gamma if self.speculation.enabled else 0
                 if gamma:
                     drafter = compose(
                         self._decoder,
                         self._draft.decoder if self._draft else None,
                         self._refreshed_retrieval(len(ids)),
                         ids,
-                        self._speculation,
+                        self.speculation,
                         request.sampling,
                         choices,
                     )
@@ -123,7 +123,7 @@ class Session:
 
     def _refreshed_retrieval(self, n_tokens: int) -> RetrievalStore | None:
         """The retrieval cache, chosen for the newest queries; None where the prompt is too short to gain by one."""
-        budget = self._speculation.budget
+        budget = self.speculation.budget
         if n_tokens < RETRIEVAL_FROM * budget:
             return None
         if self._retrieval is None:
@@ -131,7 +131,7 @@ class Session:
                 self._full,
                 self._recent,
                 budget,
-                self._speculation.chunk_size,
+                self.speculation.chunk_size,
                 self._target.spec.attention_scale,
             )
         self._retrieval.select(self._recent.latest())

@@ -1,0 +1,177 @@
+"""The engine: one device, one queue, prompts that share their KV, and clear refusals."""
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.config import EngineConfig, Request, Sampling, Speculation
+from runtime.engine import Engine, assemble
+from runtime.errors import ContextExceeded, InvalidSetting, ModelNotFound, NoSuchDevice, VocabularyMismatch
+from runtime.events import Emission, Finished, Progress
+from tests.runtime.tiny import N_TOKENS, change_config, random_ids, save_tiny
+
+GREEDY = Sampling(temperature=0)
+SMALL = Speculation(gamma=4, inner_gamma=2, budget=64, chunk_size=4, sinks=4, window=28)
+
+
+def config(folder: Path, **options: object) -> EngineConfig:
+    values: dict[str, object] = {"threads": 1, "dtype": "float32", "device": "cpu", "speculation": SMALL}
+    return EngineConfig(folder / "cache", str(folder / "model"), **(values | options))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    save_tiny(folder / "model", "llama")
+    save_tiny(folder / "draft", "llama", seed=1, num_hidden_layers=1)
+    return folder
+
+
+@pytest.fixture
+def engine(models: Path) -> Iterator[Engine]:
+    threads = torch.get_num_threads()
+    built = assemble(config(models), lambda _: None)
+    yield built
+    built.close()
+    torch.set_num_threads(threads)
+
+
+def prompt(n_tokens: int, seed: int = 0) -> list[int]:
+    return [i + 3 for i in (random_ids(n_tokens, seed) % (N_TOKENS - 3)).tolist()]
+
+
+def ask(engine: Engine, ids: list[int], max_tokens: int = 8, cancel: threading.Event | None = None) -> Finished:
+    *_, end = engine.answer(ids, Request(GREEDY, max_tokens), cancel or threading.Event())
+    assert isinstance(end, Finished)
+    return end
+
+
+def test_loading_reports_progress(models: Path) -> None:
+    seen: list[Progress] = []
+    assemble(config(models), seen.append).close()
+    assert [(event.stage, event.done) for event in seen] == [("load", done) for done in range(4)]
+
+
+def test_facts_say_what_runs_where_and_why(engine: Engine, models: Path) -> None:
+    facts = engine.facts
+    assert (facts.mode, facts.device, facts.dtype, facts.threads) == ("cpu", "cpu", "float32", 1)
+    assert facts.architecture == "llama"
+    assert (facts.trained_context, facts.context) == (512, 2048)
+    assert "The CPU was asked for" in facts.mode_reason
+
+
+def test_a_too_long_prompt_is_refused_at_the_call_with_both_numbers(engine: Engine) -> None:
+    with pytest.raises(ContextExceeded) as refused:
+        engine.answer(prompt(2045), Request(GREEDY, 4), threading.Event())
+    assert (refused.value.prompt_tokens, refused.value.max_tokens, refused.value.context) == (2045, 4, 2048)
+    assert ask(engine, prompt(2044), 4).stats.prompt_tokens == 2044
+
+
+def test_an_empty_prompt_is_refused(engine: Engine) -> None:
+    with pytest.raises(InvalidSetting):
+        engine.answer([], Request(GREEDY, 4), threading.Event())
+
+
+def test_two_documents_in_turn_are_prefilled_once_each(engine: Engine) -> None:
+    first, second = prompt(300, 1), prompt(300, 2)
+    assert [ask(engine, ids).stats.cached_tokens for ids in (first, second)] == [0, 0]
+    again = [ask(engine, [*ids, 7, 8, 9]).stats.cached_tokens for ids in (first, second)]
+    assert again == [300, 300]
+
+
+def test_a_longer_prompt_than_its_rope_was_made_for_is_prefilled_anew_and_right(engine: Engine) -> None:
+    """Rotated keys of another YaRN factor cannot be reused."""
+    short, long = prompt(500, 1), [*prompt(500, 1), *prompt(400, 2)]
+    ask(engine, short, 4)
+    stretched = ask(engine, long, 8)
+    assert stretched.stats.cached_tokens == 0
+    assert engine.rope_note(908) == "YaRN x2 is on: 908 tokens are more than the 512 the model was trained on."
+    assert engine.rope_note(512) is None
+    engine._sessions.clear()
+    assert ask(engine, long, 8).token_ids == stretched.token_ids
+
+
+def test_questions_from_many_threads_are_answered_one_by_one_and_right(engine: Engine) -> None:
+    prompts = [prompt(80 + 10 * i, i) for i in range(6)]
+    alone = [ask(engine, ids).token_ids for ids in prompts]
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(lambda ids: ask(engine, ids).token_ids, prompts))
+    assert together == alone
+
+
+def test_a_cancelled_question_in_the_queue_never_reaches_the_device(engine: Engine) -> None:
+    cancel = threading.Event()
+    cancel.set()
+    running = engine.answer(prompt(1500), Request(GREEDY, 16), threading.Event())
+    waiting = ask(engine, prompt(1500, 3), cancel=cancel)
+    assert (waiting.reason, waiting.stats.decode_tokens) == ("cancelled", 0)
+    assert isinstance(list(running)[-1], Finished)
+
+
+def test_closing_the_iterator_stops_the_work(engine: Engine) -> None:
+    cancel = threading.Event()
+    events = engine.answer(prompt(200), Request(GREEDY, 400), cancel)
+    for event in events:
+        if isinstance(event, Emission):
+            break
+    events.close()
+    assert cancel.is_set()
+    assert ask(engine, prompt(50, 9)).reason == "length"
+
+
+def test_an_error_while_answering_reaches_the_asker_and_the_next_question_works(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr("runtime.session.prefill", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            ask(engine, prompt(50))
+    assert ask(engine, prompt(50)).reason == "length"
+
+
+def test_a_draft_model_is_used_at_the_bottom(models: Path) -> None:
+    built = assemble(config(models, draft_model=str(models / "draft")), lambda _: None)
+    assert built.facts.draft_model is not None
+    plain = assemble(config(models, speculation=Speculation(enabled=False)), lambda _: None)
+    try:
+        ids = prompt(300)
+        assert ask(built, ids, 40).token_ids == ask(plain, ids, 40).token_ids
+    finally:
+        built.close()
+        plain.close()
+
+
+def test_another_vocabulary_is_refused_as_a_draft(models: Path, tmp_path: Path) -> None:
+    save_tiny(tmp_path / "other", "llama")
+    path = tmp_path / "other" / "tokenizer.json"
+    tokenizer = json.loads(path.read_text("utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["x"], vocabulary["y"] = vocabulary["y"], vocabulary["x"]
+    path.write_text(json.dumps(tokenizer), "utf-8")
+    with pytest.raises(VocabularyMismatch, match="2 differ"):
+        assemble(config(models, draft_model=str(tmp_path / "other")), lambda _: None)
+
+
+def test_what_cannot_be_had_is_refused_by_name(models: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound):
+        assemble(EngineConfig(tmp_path, str(tmp_path / "nothing")), lambda _: None)
+    with pytest.raises(InvalidSetting, match="at most 2,048"):
+        assemble(config(models, context=4096), lambda _: None)
+    if not torch.cuda.is_available():
+        with pytest.raises(NoSuchDevice):
+            assemble(config(models, device="cuda"), lambda _: None)
+
+
+def test_a_model_with_its_own_scaling_is_not_stretched_further(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "model", "llama")
+    scaling = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}
+    change_config(tmp_path / "model", rope_parameters=scaling)
+    built = assemble(config(tmp_path), lambda _: None)
+    assert built.facts.context == built.facts.trained_context == 2048
+    assert built.rope_note(2048) is None
+    built.close()
