@@ -20,6 +20,7 @@ _QUIET = (
     "--disable-component-update",
     "--disable-sync",
 )
+_CUT_STREAM = ("AbortError: signal is aborted", "Unexpected error Connection errored out")
 
 
 @contextlib.contextmanager
@@ -43,13 +44,21 @@ class Visit:
     page: Page
     requests: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
+    forgiven: tuple[str, ...] = ()
 
     def reload(self) -> None:
-        """Load the page anew; Gradio complains of the streams this cuts, which are forgiven."""
-        before = list(self.complaints)
+        """Load the page anew. Gradio's front end complains of the streams this cuts; that is forgiven from here on."""
+        self.forgiven = _CUT_STREAM
         self.page.reload()
-        self.page.locator("#finished .html-container *").first.wait_for()
-        self.complaints[:] = before
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until the page shows the server's state."""
+        self.page.locator("#announcement [role=status]").wait_for(state="attached")
+
+    def complain(self, words: str) -> None:
+        if not words.startswith(self.forgiven):
+            self.complaints.append(words)
 
     def check(self) -> None:
         """Fails the test where a request left loopback or a script complained."""
@@ -65,14 +74,14 @@ def visiting(browser: Browser, address: str, **context: object) -> Iterator[Visi
     page.set_default_timeout(30_000)
     visit = Visit(page)
     page.on("request", lambda request: visit.requests.append(request.url))
-    page.on("pageerror", lambda error: visit.complaints.append(str(error)))
+    page.on("pageerror", lambda error: visit.complain(str(error)))
     page.on(
         "console",
-        lambda message: visit.complaints.append(message.text) if message.type == "error" else None,
+        lambda message: visit.complain(message.text) if message.type == "error" else None,
     )
     try:
         page.goto(address)
-        page.locator("#finished .html-container *").first.wait_for()
+        visit.wait()
         yield visit
         visit.check()
     finally:
