@@ -24,9 +24,9 @@ class Page:
 class Flag:
     """One thing a person must be told about a document that was read all the same.
 
-    `code` is a fixed word (`no_text`, `hidden_text`, `undecodable`, `skipped`, `decoded_as`, `recovered`,
-    ...); `pages` the page indices it concerns (empty: the whole document); `detail` the particulars in plain
-    words (for `skipped` the path and why).
+    `code` is a fixed word (`no_text`, `hidden_text`, `undecodable`, `skipped`, `decoded_as`, `recovered`, ...: all of
+    them, with a sentence for each, are in `flags.py`); `pages` the page indices it concerns (empty: the whole
+    document); `detail` the particulars in plain words (for `skipped` the paths and why).
     """
 
     code: str

@@ -28,6 +28,7 @@ _SENTENCES: Final[dict[str, str]] = {
     "undecodable": "The fonts on {where} do not say what some letters are{because}.",
     "hidden_text": "{Where} holds text that a person looking at it does not see{because}.",
     "recognised_text": "The text on {where} was recognised from a scan and may be misread.",
+    "columns": "The lines of {where} run across two columns; the columns were put one after the other.",
     "layers_off": "{Where} has layers that are switched off at first; their text may be included.",
     "decoded_as": "The encoding had to be guessed, so some characters may be wrong ({detail}).",
     "replaced": "Some bytes are not valid text and are shown as \ufffd ({detail}).",

@@ -19,7 +19,7 @@ class Limits:
     """
 
     seconds: float = 120.0
-    page_seconds: float = 4.0
+    page_seconds: float = 3.0
     opening_seconds: float = 30.0
     memory_bytes: int = 1024 * MIB
     file_bytes: int = 512 * MIB

@@ -33,8 +33,6 @@ def read_tree(job: Job) -> Iterator[Head | Begin | Result]:
     """
     yield Begin("list of files", job.limits.opening_seconds)
     tree = _list(job)
-    if len(tree.found) > job.limits.n_files:
-        raise TooLarge(job.name, len(tree.found), job.limits.n_files, "files")
     yield Head(len(tree.found), "")
     yield Result("", flags=tree.flags, left_out=tuple(tree.left_out))
     for file in tree.found:
@@ -70,6 +68,8 @@ def _list(job: Job) -> _Tree:
             left_out.append(LeftOut(entry.path, *reason))
         else:
             found.append(entry)
+            if len(found) > job.limits.n_files:
+                raise TooLarge(job.name, len(found), job.limits.n_files, "files")
     found.sort(key=lambda file: file.path)
     left_out.sort(key=lambda entry: entry.path)
     return _Tree(found, left_out, flags, read)

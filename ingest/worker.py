@@ -20,7 +20,7 @@ from ingest import child
 from ingest.errors import Damaged, IngestError, TookTooLong, TookTooMuchMemory, TooLarge
 from ingest.messages import Begin, End, Head, Job, Message, Refusal, Result, Trouble, decode, encode
 
-_MOST_STARTS = 8
+_MOST_STARTS = 40
 _LONGEST_LINE = 256 * 1024 * 1024
 _SECONDS_TO_DIE = 2.0
 # Nothing secret that lies in the environment is of use to a parser.
@@ -50,8 +50,11 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class _Death:
+    """How a child ended before its time; `seconds` is what it had been allowed for the step it was on."""
+
     unit: str | None
     trouble: Trouble
+    seconds: float
 
 
 def run(job: Job) -> Reading:
@@ -63,18 +66,20 @@ def run(job: Job) -> Reading:
         death = _read_on(job, reading, deadline)
         if death is None:
             return reading
-        if death.unit is None or death.unit in job.troubled or n_left == 0 or time.monotonic() >= deadline:
-            raise _as_error(death.trouble, job)
+        if time.monotonic() >= deadline:
+            death = _Death(None, "time", job.limits.seconds)
+        if death.unit is None or death.unit in job.troubled or n_left == 0:
+            raise _as_error(death, job)
         reading.troubles[death.unit] = death.trouble
         done = frozenset(result.unit for result in reading.results)
         job = replace(job, done=done, troubled=dict(reading.troubles))
     raise AssertionError("the last start returns or raises")
 
 
-def _as_error(trouble: Trouble, job: Job) -> IngestError:
-    match trouble:
+def _as_error(death: _Death, job: Job) -> IngestError:
+    match death.trouble:
         case "time":
-            return TookTooLong(job.name, job.limits.seconds)
+            return TookTooLong(job.name, death.seconds)
         case "memory":
             return TookTooMuchMemory(job.name, job.limits.memory_bytes)
         case "crash":
@@ -87,28 +92,30 @@ def _read_on(job: Job, reading: Reading, deadline: float) -> _Death | None:
     unit: str | None = None
     try:
         lines = _lines(process, encode(job))
-        allowance = min(deadline, time.monotonic() + job.limits.opening_seconds)
+        seconds = job.limits.opening_seconds
         while True:
+            # Every message is a sign of life and starts the clock anew.
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return _Death(None, "time", job.limits.seconds)
             try:
-                line = lines.get(timeout=max(0.0, allowance - time.monotonic()))
+                line = lines.get(timeout=min(seconds, left))
             except queue.Empty:
-                return _Death(unit, "time")
+                return _Death(unit, "time", seconds)
             message = _decoded(line)
             match message:
                 case None:
-                    return _Death(unit, _cause(process, job))
+                    return _Death(unit, _cause(process, job), seconds)
                 case Head():
                     reading.head = message
                 case Begin():
-                    unit = message.unit
-                    allowance = min(deadline, time.monotonic() + message.seconds)
+                    unit, seconds = message.unit, message.seconds
                 case Result():
                     reading.results.append(message)
                     reading.n_characters += sum(len(page.text) for page in message.pages)
                     if reading.n_characters > job.limits.total_bytes:
                         raise TooLarge(job.name, reading.n_characters, job.limits.total_bytes, "characters")
-                    unit = None
-                    allowance = min(deadline, time.monotonic() + job.limits.opening_seconds)
+                    unit, seconds = None, job.limits.opening_seconds
                 case Refusal():
                     raise message.to_error()
                 case End():

@@ -14,6 +14,8 @@ from typing import Any
 import pypdfium2
 import pypdfium2.raw as pdfium
 
+from ingest.readers.columns import Placed
+
 _MOST_OBJECTS = 20_000
 _DEEPEST = 3
 _TINY_POINTS = 1.0
@@ -42,6 +44,7 @@ class Painted:
     is_blank: bool
     is_scan_with_text: bool
     has_layers: bool
+    placed: tuple[Placed, ...]
 
 
 def survey(page: pypdfium2.PdfPage, textpage: pypdfium2.PdfTextPage) -> Painted:
@@ -49,6 +52,7 @@ def survey(page: pypdfium2.PdfPage, textpage: pypdfium2.PdfTextPage) -> Painted:
     paper: Box = page.get_bbox()
     hidden: list[HiddenText] = []
     backgrounds: list[Box] = []
+    placed: list[Placed] = []
     n_objects = n_texts = 0
     has_scan = has_layers = False
     for item, is_nested in _objects(page):
@@ -58,6 +62,8 @@ def survey(page: pypdfium2.PdfPage, textpage: pypdfium2.PdfTextPage) -> Painted:
         has_layers = has_layers or _is_in_layer(item)
         if kind == pdfium.FPDF_PAGEOBJ_TEXT:
             n_texts += 1
+            if box and not is_nested and (run := _placed(item, box)):
+                placed.append(run)
             how = _how_hidden(item, box, None if is_nested else paper, backgrounds)
             if how and (text := _text(item, textpage)).strip():
                 hidden.append(HiddenText(how, text))
@@ -68,7 +74,9 @@ def survey(page: pypdfium2.PdfPage, textpage: pypdfium2.PdfTextPage) -> Painted:
             backgrounds.append(box)
     n_invisible = sum(run.how == "invisible" for run in hidden)
     is_scan_with_text = has_scan and n_invisible > 0 and n_invisible == len(hidden) >= 0.9 * n_texts
-    return Painted(() if is_scan_with_text else tuple(hidden), n_objects == 0, is_scan_with_text, has_layers)
+    return Painted(
+        () if is_scan_with_text else tuple(hidden), n_objects == 0, is_scan_with_text, has_layers, tuple(placed)
+    )
 
 
 def _objects(page: pypdfium2.PdfPage) -> Iterator[tuple[Any, bool]]:
@@ -157,6 +165,14 @@ def _size(item: Any) -> float:
         return float("inf")
     scale = abs(matrix.a * matrix.d - matrix.b * matrix.c)
     return abs(float(size.value)) * math.sqrt(scale)
+
+
+def _placed(item: Any, box: Box) -> Placed | None:
+    """Where a text object lies; None when it is turned or mirrored."""
+    matrix = pdfium.FS_MATRIX()
+    if not pdfium.FPDFPageObj_GetMatrix(item, matrix) or matrix.b or matrix.c or matrix.a <= 0 or matrix.d <= 0:
+        return None
+    return Placed(float(matrix.e), float(matrix.f), box[2], _size(item))
 
 
 def _text(item: Any, textpage: pypdfium2.PdfTextPage) -> str:

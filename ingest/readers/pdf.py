@@ -133,6 +133,8 @@ class Pdf:
         shown = [f"{run.how}: {' '.join(run.text.split())[:80]!r}" for run in painted.hidden]
         if sum(character.isalnum() for run in painted.hidden for character in run.text) >= _HIDDEN_LETTERS:
             flags.append(Flag("hidden_text", (number,), "; ".join(shown[:_MOST_QUOTES])))
+        if sheet.is_reordered:
+            flags.append(Flag("columns", (number,)))
         if painted.is_scan_with_text:
             flags.append(Flag("recognised_text", (number,)))
         if painted.has_layers:
@@ -154,7 +156,7 @@ class Pdf:
             trouble = self._job.troubled.get(f"{self._prefix}{engine} {number}")
             if trouble is not None:
                 return WHY[trouble]
-        return "it is damaged"
+        return "its data is broken"
 
     def _page(self, number: int, text: str) -> Page:
         """Labels that pdfium cannot read (a broken number tree), and empty ones, fall back to the number."""

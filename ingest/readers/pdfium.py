@@ -1,6 +1,8 @@
 """A PDF page as pdfium sees it: its text, and what about that text a person should know."""
 
 import ctypes
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -10,10 +12,13 @@ import pypdfium2.raw as pdfium
 
 from ingest.cleaning import HYPHEN, LOST, clean_page
 from ingest.errors import Damaged, PasswordNeeded, WrongPassword
+from ingest.readers.columns import Gutter, find_gutter
 from ingest.readers.hidden import Painted, survey
 
 _ANNOTATIONS_WITH_TEXT = (pdfium.FPDF_ANNOT_TEXT, pdfium.FPDF_ANNOT_FREETEXT, pdfium.FPDF_ANNOT_WIDGET)
 _NOT_MAPPED = "\ufffe"
+_WORD_GAP = 0.12
+_PROSE_WORDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +30,18 @@ class Sheet:
     n_glyphs: int
     n_lost: int
     has_notes: bool
+    is_reordered: bool
     painted: Painted
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a page: its text, the text position of its last character (None for a blank line), and the pieces it
+    was made of, each with the text position where it starts."""
+
+    text: str
+    end: int | None
+    pieces: tuple[tuple[int, str], ...]
 
 
 def open_document(source: Path | bytes, name: str, password: str | None) -> pypdfium2.PdfDocument | None:
@@ -59,7 +75,11 @@ def read_sheet(document: pypdfium2.PdfDocument, number: int) -> Sheet | None:
         return None
     try:
         textpage = page.get_textpage()
-        text = _joined_rows(textpage, _mapped(textpage, textpage.get_text_range(errors="surrogatepass")))
+        painted = survey(page, textpage)
+        lines = _lines(textpage, _mapped(textpage, textpage.get_text_range(errors="surrogatepass")))
+        gutter = find_gutter(painted.placed)
+        in_columns = _in_columns(textpage, lines, gutter) if gutter else None
+        text = "\n".join(in_columns or [line.text for line in lines])
         n_glyphs = textpage.count_chars()
         lost = sum(pdfium.FPDFText_HasUnicodeMapError(textpage, index) == 1 for index in range(n_glyphs))
         return Sheet(
@@ -67,7 +87,8 @@ def read_sheet(document: pypdfium2.PdfDocument, number: int) -> Sheet | None:
             n_glyphs=n_glyphs,
             n_lost=lost + text.count(LOST),
             has_notes=_has_notes(page),
-            painted=survey(page, textpage),
+            is_reordered=in_columns is not None,
+            painted=painted,
         )
     finally:
         page.close()
@@ -89,21 +110,53 @@ def _mapped(textpage: pypdfium2.PdfTextPage, text: str) -> str:
     return joined
 
 
-def _joined_rows(textpage: pypdfium2.PdfTextPage, text: str) -> str:
-    """`text` with the pieces of one row (cells of a table) that pdfium gives a line each on one line."""
-    lines = text.split("\r\n")
+def _lines(textpage: pypdfium2.PdfTextPage, text: str) -> list[Line]:
+    """The lines of `text`, with the pieces of one row (cells of a table) that pdfium gives a line each on one line."""
+    lines: list[Line] = []
     position = 0
-    joined = lines[0]
-    for before, after in pairwise(lines):
-        position += _n_units(before)
+    for piece in text.split("\r\n"):
         gap = None
-        if before.strip() and after.strip():
-            end = position - 1 - (len(before) - len(before.rstrip()))
-            start = position + 2 + len(after) - len(after.lstrip())
-            gap = _gap_in_row(textpage, end, start)
-        joined += ("\r\n" if gap is None else " " if gap > 0.12 else "") + after
-        position += 2
-    return joined
+        if lines and lines[-1].end is not None and piece.strip():
+            start = position + len(piece) - len(piece.lstrip())
+            gap = _gap_in_row(textpage, lines[-1].end, start)
+        end = position + _n_units(piece.rstrip()) - 1 if piece.strip() else None
+        if gap is None:
+            lines.append(Line(piece, end, ((position, piece),)))
+        else:
+            joined = f"{lines[-1].text}{' ' if gap > _WORD_GAP else ''}{piece}"
+            lines[-1] = Line(joined, end, (*lines[-1].pieces, (position, piece)))
+        position += _n_units(piece) + 2
+    return lines
+
+
+def _in_columns(textpage: pypdfium2.PdfTextPage, lines: list[Line], gutter: Gutter) -> list[str] | None:
+    """The lines with those of the first column before those of the second; None when the columns hold no prose."""
+    before: list[str] = []
+    left: list[str] = []
+    right: list[str] = []
+    after: list[str] = []
+    for line in lines:
+        words = list(_placed_words(textpage, line))
+        y = words[0][1] if words else None
+        if y is None or not gutter.bottom - 1 <= y <= gutter.top + 1:
+            (after if left or right else before).append(line.text)
+            continue
+        for column, is_right in ((left, False), (right, True)):
+            if chosen := [word for x, _, word in words if (x >= gutter.x) is is_right]:
+                column.append(" ".join(chosen))
+    for column in (left, right):
+        if sum(len(text.split()) for text in column) < _PROSE_WORDS * len(column):
+            return None
+    return [*before, *left, *right, *after]
+
+
+def _placed_words(textpage: pypdfium2.PdfTextPage, line: Line) -> Iterator[tuple[float, float, str]]:
+    """The words of a line, each with where its baseline starts."""
+    for position, piece in line.pieces:
+        for match in re.finditer(r"\S+", piece):
+            start = position + _n_units(piece[: match.start()])
+            index = pdfium.FPDFText_GetCharIndexFromTextIndex(textpage, start)
+            yield (*_origin(textpage, index), match[0])
 
 
 def _gap_in_row(textpage: pypdfium2.PdfTextPage, end: int, start: int) -> float | None:

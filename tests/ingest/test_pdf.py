@@ -296,6 +296,43 @@ def test_the_cells_of_a_row_stay_on_one_line(make_pdf: MakePdf) -> None:
     assert text_of(make_pdf([content])) == "Item Qty Price\nWidget 2 3.50\nGadget 7.00\nLong name 10 0.99"
 
 
+def rowwise(left: list[str], right: list[str], leading: int) -> bytes:
+    """Two columns painted line by line."""
+    return b"".join(
+        lines(text, x=x, y=700 - leading * row)
+        for row, cells in enumerate(zip(left, right, strict=True))
+        for x, text in zip((72, 330), cells, strict=True)
+        if text
+    )
+
+
+LEFT = [f"The {word} line on the left" for word in ("first", "second", "third", "fourth", "fifth", "sixth")]
+RIGHT = [line.replace("left", "right") for line in LEFT[:-1]] + [""]
+
+
+def test_columns_painted_line_by_line_are_read_one_after_the_other(make_pdf: MakePdf) -> None:
+    content = lines("A title above both of them", y=740) + rowwise(LEFT, RIGHT, 14) + lines("A footnote", y=90)
+    document = read(make_pdf([content]))
+    assert document.pages[0].text.split("\n") == ["A title above both of them", *LEFT, *RIGHT[:-1], "A footnote"]
+    assert document.flags == (Flag("columns", (1,)),)
+
+
+@pytest.mark.parametrize(
+    ("left", "leading"), [(LEFT, 20), ([line.split()[1] for line in LEFT], 14), ([*LEFT[:2], *LEFT[:2], "", ""], 14)]
+)
+def test_a_table_of_two_columns_is_read_row_by_row(make_pdf: MakePdf, left: list[str], leading: int) -> None:
+    """Loose rows, short cells, or too few of them: no columns of prose."""
+    right = [*RIGHT[:-1], "The last line on the right"]
+    document = read(make_pdf([rowwise(left, right, leading)]))
+    assert document.pages[0].text.split("\n")[:2] == [f"{left[0]} {right[0]}", f"{left[1]} {right[1]}"]
+    assert document.flags == ()
+
+
+def test_columns_painted_one_after_the_other_stay_so(make_pdf: MakePdf) -> None:
+    content = lines(*RIGHT[:-1], x=330) + lines(*LEFT)
+    assert text_of(make_pdf([content])).split("\n") == [*RIGHT[:-1], *LEFT]
+
+
 def test_form_values_and_comments_are_part_of_the_page(make_pdf: MakePdf) -> None:
     annotations = {
         60: b"<< /Type /Annot /Subtype /Widget /FT /Tx /T (name) /V (Ada Lovelace) /Rect [120 695 300 715] >>",
