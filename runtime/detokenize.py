@@ -21,12 +21,14 @@ class StreamDecoder:
         return self._delta(is_last=True)
 
     def _delta(self, is_last: bool) -> str:
-        # Decoding starts a few ids back: some tokenizers write a space only between tokens.
+        # Decoding starts some ids back: some tokenizers write a space only between tokens.
         before = self._decode(self._ids[self._start : self._shown])
         text = self._decode(self._ids[self._start :])
         if text.endswith("\ufffd") and not is_last:
             return ""
-        self._start, self._shown = self._shown, len(self._ids)
+        if before != text:  # a token without text is nothing to start from
+            self._start = self._shown
+        self._shown = len(self._ids)
         return text[len(before) :]
 
 
@@ -41,10 +43,12 @@ class StopStrings:
     def push(self, delta: str) -> str:
         """Text that is certain to be part of the answer; nothing after a stop string."""
         self._held += delta
-        ends = [place for word in self._stop if (place := self._held.find(word)) >= 0]
-        if ends:
+        places = [(place + len(word), place) for word in self._stop if (place := self._held.find(word)) >= 0]
+        if places:
+            # The one that is complete first, as when the text comes letter by letter; of those, the longest.
+            _, start = min(places)
             self.is_reached = True
-            text, self._held = self._held[: min(ends)], ""
+            text, self._held = self._held[:start], ""
             return text
         keep = max((_overlap(self._held, word) for word in self._stop), default=0)
         text = self._held[: len(self._held) - keep]

@@ -1,15 +1,22 @@
 """Text to ids and back. A document's text is data: it never becomes a control token."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jinja2
+import tokenizers
 
-LONGEST_WORD = 2048  # characters without white space; byte-pair merging of one word is super-linear
-_LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD}}}(?=\S)")
-_PLACES = ("\ufdd0system\ufdd1", "\ufdd0user\ufdd1", "\ufdd0assistant\ufdd1", "\ufdd0user again\ufdd1")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_PLACES = {
+    "system": "\ufdd0system\ufdd1",
+    "user": "\ufdd0user\ufdd1",
+    "assistant": "\ufdd0assistant\ufdd1",
+    "user again": "\ufdd0user again\ufdd1",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +37,29 @@ class Tokenizer:
     """A transformers tokenizer, with control tokens kept apart from text."""
 
     def __init__(self, backend: Any, eos_ids: frozenset[int] = frozenset()) -> None:
+        """`eos_ids` end an answer, besides the tokenizer's own."""
         self._backend = backend
         self._control = {
             str(token): index for index, token in backend.added_tokens_decoder.items() if str(token).strip()
         }
         # Longest first, so that a control token which begins another does not hide it.
         words = sorted(self._control, key=len, reverse=True)
-        self._control_words = re.compile("|".join(map(re.escape, words))) if words else None
+        self._control_words = re.compile("|".join(map(re.escape, words)) or r"(?!)")
+        pipeline = backend.backend_tokenizer
+        steps = (_state(pipeline.normalizer), _state(pipeline.pre_tokenizer))
+        self._plain = _bare(pipeline.model, *steps)
+        # For text that is not the beginning: nothing is put before it.
+        self._continuing = _bare(pipeline.model, *map(_unprefixed, steps))
         own = backend.eos_token_id
         self.eos_ids = eos_ids | (frozenset() if own is None else frozenset((own,)))
 
-    @property
+    @cached_property
     def vocabulary(self) -> dict[str, int]:
         """Every token's string and id."""
         vocabulary: dict[str, int] = self._backend.get_vocab()
         return vocabulary
 
-    @property
+    @cached_property
     def n_tokens(self) -> int:
         """One more than the largest id; a model's vocabulary may be padded beyond."""
         return max(self.vocabulary.values()) + 1
@@ -58,16 +71,14 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text; a control token's name in it is encoded as the characters it is made of."""
-        return [index for piece in self._pieces(text) for index in self._encode_piece(piece)]
+        return [index for index, _ in self._encoded(text)]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        """The character range `[start, end)` of each id that `encode(text)` gives."""
-        found, base = [], 0
-        for piece in self._pieces(text):
-            encoded = self._backend(piece, add_special_tokens=False, return_offsets_mapping=True)
-            found += [(base + start, base + end) for start, end in encoded["offset_mapping"]]
-            base += len(piece)
-        return found
+        """The character range `[start, end)` of each id that `encode(text)` gives.
+
+        Tokens that make one character together all have its range.
+        """
+        return [place for _, place in self._encoded(text)]
 
     def count(self, text: str) -> int:
         return len(self.encode(text))
@@ -80,68 +91,115 @@ class Tokenizer:
     def chat_frame(self, system: str) -> ChatFrame:
         """The template's tokens around a conversation that `system` opens.
 
-        A template without a system role gets the text at the head of the first user turn; a model without a template
-        gets plain headings.
+        A template without a system role gets the text at the head of the first user turn; a model without a template,
+        or with one that leaves messages out, gets plain headings.
         """
+        if (pieces := self._scaffold("system", "user", "assistant", "user again")) is not None:
+            before, between, _, following, asking = pieces
+            opening = [*self._framing(self._up_to_content(before)), *self.encode(system)]
+            opening += self._framing_behind(self._up_to_content(between))
+        elif (pieces := self._scaffold("user", "assistant", "user again")) is not None:
+            before, _, following, asking = pieces
+            opening = [*self._framing(self._up_to_content(before)), *self.encode(f"{system}\n\n")]
+        else:
+            following, asking = "\n\nQuestion:\n", "\n\nAnswer:\n"
+            opening = [*self._first_id(), *self.encode(f"{system}{following}")]
+        return ChatFrame(
+            tuple(opening),
+            tuple(self._framing_behind(asking)),
+            tuple(self._framing_behind(self._up_to_content(following))),
+        )
+
+    def _scaffold(self, *names: str) -> list[str] | None:
+        """The rendered template cut at the places of contents; None where it does not take these messages as told."""
         if not self._backend.chat_template:
-            return ChatFrame(
-                (*self._first_id(), *self.encode(f"{system}\n\nQuestion:\n")),
-                tuple(self.encode("\n\nAnswer:\n")),
-                tuple(self.encode("\n\nQuestion:\n")),
-            )
+            return None
+        messages = [{"role": name.split()[0], "content": _PLACES[name]} for name in names]
         try:
-            before, between, _, following, asking = self._scaffold(has_system=True)
-            opening = [*self._encode_scaffold(before), *self.encode(system), *self._encode_scaffold(between)]
-        except _NoSystemRole:
-            before, _, following, asking = self._scaffold(has_system=False)
-            opening = [*self._encode_scaffold(before), *self.encode(f"{system}\n\n")]
-        return ChatFrame(tuple(opening), tuple(self._encode_scaffold(asking)), tuple(self._encode_scaffold(following)))
+            rendered: str = self._backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError):
+            return None
+        place = re.compile("|".join(map(re.escape, _PLACES.values())))
+        if place.findall(rendered) != [_PLACES[name] for name in names]:
+            return None
+        return place.split(rendered)
 
-    def _scaffold(self, has_system: bool) -> list[str]:
-        """The rendered template cut at the places of contents."""
-        roles = ["system", "user", "assistant", "user"]
-        messages = [{"role": role, "content": place} for role, place in zip(roles, _PLACES, strict=True)]
-        try:
-            rendered: str = self._backend.apply_chat_template(
-                messages if has_system else messages[1:], tokenize=False, add_generation_prompt=True
-            )
-        except jinja2.TemplateError as error:
-            if has_system:
-                raise _NoSystemRole from error
-            raise
-        places = _PLACES if has_system else _PLACES[1:]
-        pieces = re.split("|".join(map(re.escape, places)), rendered)
-        if len(pieces) != len(places) + 1:
-            raise _NoSystemRole if has_system else ValueError("the chat template drops a message")
-        return pieces
-
-    def _encode_scaffold(self, text: str) -> list[int]:
+    def _framing(self, text: str) -> list[int]:
+        """Ids of a piece of the template, control tokens included."""
         ids: list[int] = self._backend.encode(text, add_special_tokens=False)
         return ids
+
+    def _framing_behind(self, text: str) -> list[int]:
+        """Ids of a piece of the template that stands behind a content, which puts no space of its own before it."""
+        first = self._control_words.search(text)
+        end = first.start() if first else len(text)
+        return [*self._continuing.encode(text[:end]).ids, *self._framing(text[end:])]
+
+    def _up_to_content(self, text: str) -> str:
+        """A piece of the template with a content behind it, less the space that the content begins with by itself."""
+        return text.removesuffix(" ") if self._begins_with_space else text
+
+    @cached_property
+    def _begins_with_space(self) -> bool:
+        ids: list[int] = self._continuing.encode("a").ids
+        return ids != self._plain.encode("a").ids
 
     def _first_id(self) -> tuple[int, ...]:
         first = self._backend.bos_token_id
         return () if first is None or not getattr(self._backend, "add_bos_token", False) else (first,)
 
-    def _encode_piece(self, piece: str) -> list[int]:
-        ids: list[int] = self._backend.encode(piece, add_special_tokens=False)
-        return ids
+    def _encoded(self, text: str) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Each id with its character range."""
+        text = _LONE_SURROGATE.sub("\ufffd", text)  # no character, and nothing that UTF-8 has bytes for
+        whole = self._plain.encode(text)
+        if not self.control_ids.intersection(whole.ids):
+            yield from zip(whole.ids, whole.offsets, strict=True)
+            return
+        # The model of this tokenizer knows names of control tokens as words; in pieces it cannot.
+        start = 0
+        for piece in self._pieces(text):
+            encoded = (self._continuing if start else self._plain).encode(piece)
+            for index, (first, last) in zip(encoded.ids, encoded.offsets, strict=True):
+                if index not in self.control_ids:
+                    yield index, (start + first, start + last)
+            start += len(piece)
 
     def _pieces(self, text: str) -> Iterator[str]:
-        """`text` in pieces that hold no control token's name and no endless word."""
-        cuts = {match.end() for match in _LONG_WORD.finditer(text)}
-        if self._control_words is not None:
-            position = 0
-            while match := self._control_words.search(text, position):
-                # One cut inside the name is enough; names may overlap, so go on right behind the cut.
-                position = match.start() + 1
-                cuts.add(position)
-        start = 0
-        for cut in (*sorted(cuts), len(text)):
-            if cut > start:
-                yield text[start:cut]
-            start = cut
+        """`text` in pieces that hold no control token's name."""
+        start = position = 0
+        while match := self._control_words.search(text, position):
+            # One cut inside the name is enough; names may overlap, so go on right behind the cut.
+            position = match.start() + 1
+            yield text[start:position]
+            start = position
+        yield text[start:]
 
 
-class _NoSystemRole(Exception):
-    """The chat template takes no system message."""
+def _bare(model: Any, normalizer: Any, pre_tokenizer: Any) -> tokenizers.Tokenizer:
+    """A tokenizer that knows no control token, of a model and of steps as `tokenizer.json` holds them."""
+    empty = {"type": "BPE", "vocab": {}, "merges": []}
+    parts = {"normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "model": empty, "version": "1.0"}
+    rest = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
+    bare = tokenizers.Tokenizer.from_str(json.dumps(parts | rest | {"added_tokens": []}))
+    bare.model = model  # shared, not copied
+    return bare
+
+
+def _state(step: Any) -> Any:
+    """A normalizer or pre-tokenizer as `tokenizer.json` holds it."""
+    return None if step is None else json.loads(step.__getstate__())
+
+
+def _unprefixed(step: Any) -> Any:
+    """The step, without what puts a space before a text."""
+    if step is None or step["type"] == "Prepend":
+        return None
+    changes: dict[str, Any] = {}
+    if step["type"] == "Metaspace":
+        changes["prepend_scheme"] = "never"
+    if step["type"] == "ByteLevel":
+        changes["add_prefix_space"] = False
+    for inner in ("normalizers", "pretokenizers"):
+        if inner in step:
+            changes[inner] = [changed for part in step[inner] if (changed := _unprefixed(part)) is not None]
+    return step | changes

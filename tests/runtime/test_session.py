@@ -22,7 +22,7 @@ HIERARCHY = Speculation(gamma=4, inner_gamma=2, budget=48, chunk_size=4, sinks=4
 
 def tiny(kind: Kind = "llama", seed: int = 0) -> Model:
     decoder, oracle = tiny_decoder(kind, seed, attend=attend_on_cpu, vocab_size=N_TOKENS, initializer_range=0.02)
-    return Model(decoder, oracle.config, Tokenizer(tiny_backend()), None)
+    return Model(decoder, oracle.config, Tokenizer(tiny_backend()))
 
 
 @pytest.fixture(autouse=True)
