@@ -92,7 +92,8 @@ class Pdf:
                 flags.append(Flag("recovered", (number,), self._why_failed(number)))
             if second is not None and (sheet is None or prefers_second(text, second)):
                 text, lost_share = second, shape_of(second).junk
-        if lost_share > _LOST_PAGE:
+        is_undecodable = lost_share > _LOST_PAGE
+        if is_undecodable:
             flags.append(Flag("undecodable", (number,), "the whole page"))
             text = ""
         elif lost_share > _LOST_SOME or LOST in text:
@@ -101,7 +102,7 @@ class Pdf:
             flags += yield from self._survey(number, sheet)
             if sheet.has_notes:
                 text = _with_notes(text, (yield from self._notes(number)))
-        if not text.strip() and not flags and not (sheet and sheet.painted.is_blank):
+        if not text.strip() and not is_undecodable and not (sheet and sheet.painted.is_blank):
             flags.append(Flag("no_text", (number,)))
         return self._page(number, text), tuple(flags)
 
