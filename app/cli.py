@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(argv: list[str]) -> int:
     command, given = arguments.parse(argv, version())
-    settings = resolve(given)
+    settings = resolve(given, os.environ)
     _keep_private(settings)
     # torch, transformers and gradio take seconds to import: only what is needed, and after all checks.
     match command:

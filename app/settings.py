@@ -2,7 +2,6 @@
 
 import difflib
 import ipaddress
-import os
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -121,7 +120,7 @@ def config_path(environ: Mapping[str, str]) -> Path:
     return Path(named) if named else Path(platformdirs.user_config_dir("fullread", False)) / "config.toml"
 
 
-def resolve(given: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Settings:
+def resolve(given: Mapping[str, str], environ: Mapping[str, str]) -> Settings:
     """The settings of a run: `given` on the command line (by field name), else environment, file, default.
 
     Raises `SettingRefused`, `UnknownSetting`, `ConfigUnreadable`, each saying where, or `OpenDoor`.

@@ -1,6 +1,7 @@
 """The command line as a process of its own: exit statuses, both streams, how fast a slip is told."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -10,8 +11,10 @@ import pytest
 from pypdf import PdfWriter
 
 from app import arguments
+from app.assistant import Assistant
 from app.cli import main, version
 from app.errors import WrongUsage
+from app.library import Library
 from app.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -132,12 +135,42 @@ def test_commands():
         arguments.parse(["bench", "--contexts", "0"], "1")
 
 
-def test_interrupting_the_reading_is_status_130(monkeypatch):
+@pytest.fixture
+def scripted(monkeypatch, engine, settings):
+    """Puts the scripted engine in the model's place, and keeps the settings of this machine out."""
+    monkeypatch.setattr("app.assistant.open_assistant", lambda given, _: Assistant(engine, Library(), given))
+    for name in [name for name in os.environ if name.startswith("FULLREAD_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("FULLREAD_DATA_DIR", str(settings.data_dir))
+    monkeypatch.setenv("FULLREAD_CONFIG", str(settings.data_dir / "none"))
+    for name in ("GRADIO_ANALYTICS_ENABLED", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK", "HF_HUB_OFFLINE"):
+        monkeypatch.setenv(name, "")  # set by `main`, and put back after the test
+    return engine
+
+
+def test_a_document_too_long_is_refused_with_both_numbers(scripted, tmp_path, capsys):
+    """Status 2; the last line on stderr has what it takes, what there is, and the way out; nothing was sent."""
+    (tmp_path / "long.txt").write_text("many words " * 500)
+    assert main(["ask", str(tmp_path / "long.txt"), "-q", "Why?"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.search(r"are 5,5\d\d tokens long; .* 3,2\d\d of them \(4,096 .*--pages", err.splitlines()[-1])
+    assert scripted.prompts == []
+
+
+def test_nothing_is_sent_home(scripted, tmp_path):
+    """Libraries' telemetry is off before they are imported, and the hub is out of reach without a hub model."""
+    (tmp_path / "a.txt").write_text("Some words.")
+    assert main(["ask", str(tmp_path / "a.txt"), "-q", "Why?"]) == 0
+    assert os.environ["GRADIO_ANALYTICS_ENABLED"] == "False"
+    assert os.environ["HF_HUB_DISABLE_TELEMETRY"] == os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+def test_interrupting_the_reading_is_status_130(monkeypatch, scripted):
     """Ctrl-C before there is an answer ends with 130 and no traceback."""
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("app.asking.read_document", interrupted)
-    monkeypatch.setattr(os, "environ", dict(os.environ))
     assert main(["ask", "a.pdf", "-q", "Why?"]) == 130
