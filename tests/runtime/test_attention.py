@@ -1,0 +1,107 @@
+"""Each attention backend against the plain one, which is the definition."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.models.attention import Attend, attend_by_sdpa, attend_on_cpu, attend_plainly, choose_attend
+
+BACKENDS = [attend_on_cpu, attend_by_sdpa]
+HEADS = [(4, 4), (6, 2), (4, 1)]
+LENGTHS = [
+    (1, 0), (1, 1), (1, 511), (1, 512), (1, 513), (1, 1025), (1, 4200),
+    (2, 0), (7, 3), (8, 1030), (64, 64), (85, 700), (86, 700), (129, 0), (257, 5), (300, 1500),
+]  # fmt: skip
+
+
+def strided(n_heads: int, n_tokens: int, head_dim: int, seed: int, dtype: torch.dtype) -> Tensor:
+    """Random [heads, tokens, head_dim], the front of a larger buffer as a KV store gives it."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n_heads, n_tokens + 37, head_dim, generator=generator).to(dtype)[:, :n_tokens]
+
+
+def case(
+    n_heads: int, n_kv_heads: int, n_tokens: int, n_past: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values; the queries are transposed, as the decoder gives them."""
+    queries = strided(n_tokens, n_heads, 16, 0, dtype).transpose(0, 1)
+    keys, values = (strided(n_kv_heads, n_past + n_tokens, 16, seed, dtype) for seed in (1, 2))
+    return queries, keys, values
+
+
+@pytest.mark.parametrize("attend", BACKENDS)
+@pytest.mark.parametrize(("n_heads", "n_kv_heads"), HEADS)
+@pytest.mark.parametrize(("n_tokens", "n_past"), LENGTHS)
+def test_backends_agree_in_float32(attend: Attend, n_heads: int, n_kv_heads: int, n_tokens: int, n_past: int) -> None:
+    """For few queries and for blocks, over no past, short and long ones, whatever is split where."""
+    queries, keys, values = case(n_heads, n_kv_heads, n_tokens, n_past, torch.float32)
+
+    expected = attend_plainly(queries, keys, values, 0.5)
+
+    torch.testing.assert_close(attend(queries, keys, values, 0.5), expected, atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.parametrize("attend", BACKENDS)
+@pytest.mark.parametrize(("n_tokens", "n_past"), [(1, 1025), (8, 1030), (129, 0), (300, 700)])
+def test_backends_agree_in_bfloat16(attend: Attend, n_tokens: int, n_past: int) -> None:
+    """To the rounding of bfloat16: outputs are about 1 and at most some 4, so 2^-7 of that."""
+    queries, keys, values = case(6, 2, n_tokens, n_past, torch.bfloat16)
+
+    expected = attend_plainly(queries.float(), keys.float(), values.float(), 0.5)
+    actual = attend(queries, keys, values, 0.5)
+
+    assert actual.dtype == torch.bfloat16
+    torch.testing.assert_close(actual.float(), expected, atol=0.03, rtol=0.01)
+
+
+@pytest.mark.parametrize("attend", [attend_plainly, *BACKENDS])
+def test_a_query_sees_nothing_after_its_own_token(attend: Attend) -> None:
+    """Changing the last token's key and value changes the last output alone."""
+    queries, keys, values = case(4, 2, 5, 40, torch.float32)
+    before = attend(queries, keys, values, 0.5)
+    keys[:, -1] += 3
+    values[:, -1] += 3
+    after = attend(queries, keys, values, 0.5)
+
+    torch.testing.assert_close(after[:, :-1], before[:, :-1], atol=1e-6, rtol=0)
+    assert (after[:, -1] - before[:, -1]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("attend", BACKENDS)
+def test_scores_far_apart_do_not_overflow(attend: Attend) -> None:
+    """One key that outweighs all others by e^thousands is the answer, in whichever part it lies."""
+    queries, keys, values = case(4, 2, 3, 2000, torch.float32)
+    keys[:, 700] = 400 * queries[:2, 1]
+    expected = attend_plainly(queries, keys, values, 1.0)
+
+    actual = attend(queries, keys, values, 1.0)
+
+    assert actual.isfinite().all()
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_the_definition_is_softmax_attention() -> None:
+    """One head, two tokens, by hand."""
+    queries = torch.tensor([[[1.0], [2.0]]])
+    keys, values = torch.tensor([[[1.0], [3.0]]]), torch.tensor([[[10.0], [20.0]]])
+    weight = torch.tensor([2.0, 6.0]).softmax(0)
+
+    expected = torch.tensor([[[10.0], [float(weight @ torch.tensor([10.0, 20.0]))]]])
+
+    torch.testing.assert_close(attend_plainly(queries, keys, values, 1.0), expected)
+
+
+def test_the_cpu_gets_its_flash_kernel() -> None:
+    assert choose_attend(torch.device("cpu")) is attend_on_cpu
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize(("n_tokens", "n_past"), LENGTHS)
+def test_backends_agree_on_a_gpu(n_tokens: int, n_past: int) -> None:
+    """The kernels behind sdpa on CUDA, against the definition on the CPU."""
+    queries, keys, values = case(6, 2, n_tokens, n_past, torch.bfloat16)
+    expected = attend_plainly(queries.float(), keys.float(), values.float(), 0.5)
+    on_gpu = choose_attend(torch.device("cuda"))(queries.cuda(), keys.cuda(), values.cuda(), 0.5)
+
+    torch.testing.assert_close(on_gpu.float().cpu(), expected, atol=0.03, rtol=0.01)
