@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 _QUIET = (
@@ -24,8 +24,11 @@ _CUT_STREAM = ("AbortError: signal is aborted", "Unexpected error Connection err
 
 
 @contextlib.contextmanager
-def chromium() -> Iterator[Browser]:
-    """A headless Chromium of this machine; skips the test where there is none."""
+def chromium(patience: int = 30_000) -> Iterator[Browser]:
+    """A headless Chromium of this machine; what a test expects of it may take `patience` milliseconds.
+
+    Skips the test where there is none.
+    """
     path = next(filter(None, map(shutil.which, _NAMES)), None)
     if path is None:
         pytest.skip("no Chromium on this machine")
@@ -33,7 +36,9 @@ def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         arguments = [*_QUIET, *(["--no-sandbox"] if is_root else [])]
         browser = playwright.chromium.launch(executable_path=path, args=arguments)
+        expect.set_options(timeout=patience)
         yield browser
+        expect.set_options(timeout=None)
         browser.close()
 
 
@@ -71,7 +76,6 @@ class Visit:
 def visiting(browser: Browser, address: str, **context: object) -> Iterator[Visit]:
     """The page at `address`, ready for use; checked when it is left."""
     page = browser.new_page(**{"viewport": {"width": 1280, "height": 800}, **context})  # type: ignore[arg-type]
-    page.set_default_timeout(30_000)
     visit = Visit(page)
     page.on("request", lambda request: visit.requests.append(request.url))
     page.on("pageerror", lambda error: visit.complain(str(error)))
