@@ -31,6 +31,7 @@
     }
   }
 
+  let isAtEnd = true; // of the conversation; see follow
   let cameFrom = null;
   function showReader(target) {
     cameFrom = target;
@@ -47,6 +48,7 @@
     const target = event.target.closest("[data-local]");
     const panel = one("details.engine");
     if (panel && panel.open && !panel.contains(event.target)) panel.open = false;
+    if (event.target.closest("#send")) isAtEnd = true;
     if (!target) return;
     if (target.dataset.local === "close-reader") closeReader();
     if (target.dataset.local === "view") {
@@ -184,7 +186,6 @@
 
   // Keep the newest words in sight, unless the person has scrolled up to read.
   function follow(scroller) {
-    let isAtEnd = true;
     scroller.addEventListener("scroll", () => {
       isAtEnd = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 60;
     });
@@ -218,7 +219,41 @@
     });
     observer.observe(document.documentElement, { childList: true, subtree: true });
   }
+  // The server lets `#beat` change every two seconds. When it stops, the page is dead: it says so, and comes back
+  // by itself once the server answers, unless a question is half written.
+  const WORRYING = 6_000;
+  const BROKEN = 15_000;
+  function watchOver(beat) {
+    let last = Date.now();
+    new MutationObserver(() => {
+      last = Date.now();
+      tell("");
+    }).observe(beat, { childList: true, subtree: true, characterData: true });
+    setInterval(async () => {
+      if (document.visibilityState === "hidden") last = Date.now(); // browsers slow hidden pages down
+      const silent = Date.now() - last;
+      if (silent < WORRYING) return;
+      const isThere = await fetch("health", { cache: "no-store" }).then(() => true, () => false);
+      const field = one("#question textarea");
+      if (!isThere) tell("Fullread does not answer any more. Start it again: this page comes back by itself.");
+      else if (silent > BROKEN && field && field.value) tell("The connection was cut. Copy your question, then reload this page.");
+      else if (silent > BROKEN) location.reload();
+    }, 2_000);
+  }
+  function tell(words) {
+    let banner = one(".lost");
+    if (!banner && !words) return;
+    if (!banner) {
+      banner = document.createElement("p");
+      banner.className = "lost";
+      banner.setAttribute("role", "alert");
+      document.body.append(banner);
+    }
+    if (banner.textContent !== words) banner.textContent = words;
+    banner.hidden = !words;
+  }
   whenThere("#talk", follow);
+  whenThere("#beat", watchOver);
   whenThere("#reader", reveal);
   whenThere("[data-local=view]", () => look("chat"));
 
@@ -229,6 +264,8 @@
       const command = event.ctrlKey || event.metaKey;
       if (event.key === "Enter" && event.shiftKey && event.target.closest && event.target.closest("#question")) {
         event.stopPropagation(); // a new line; Gradio's field would send
+      } else if (event.key === "Enter" && event.target.closest && event.target.closest("#question")) {
+        isAtEnd = true; // Gradio's field sends; whoever asks wants to see the answer
       } else if (event.key === "Enter" && event.target.matches && event.target.matches("input[data-change]")) {
         event.target.blur();
       } else if ((event.key === "/" && !isField) || (command && event.key.toLowerCase() === "k")) {

@@ -15,6 +15,11 @@ def shelf(entries: tuple[Entry, ...], tray: Tray) -> str:
     refusals = dict(tray.refusals)
     rows = [_row(entry, refusals.get(entry.id), entry.id in tray.locked) for entry in entries]
     rows += [
+        f'<li class="document" data-status="failed"><div class="document-head">'
+        f'<span class="document-name">{markup.name(name)}</span></div>{_problem(problem)}</li>'
+        for name, problem in tray.lost
+    ]
+    rows += [
         f'<li class="document" data-status="waiting"><div class="document-head">'
         f'<span class="document-name">{markup.name(name)}</span></div>'
         '<p class="particulars">Waiting to be read…</p></li>'

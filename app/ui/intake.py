@@ -1,6 +1,7 @@
 """Files on their way into the library: received, read one by one, kept only while a password is missing."""
 
 import contextlib
+import logging
 import queue
 import shutil
 import tempfile
@@ -15,14 +16,21 @@ from app.library import Entry
 from app.problems import Problem, explain
 from ingest.errors import IngestError, PasswordNeeded, WrongPassword
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Tray:
-    """The state at one moment: names not begun, entries that ask for a password, the refusal per entry."""
+    """The state at one moment.
+
+    `waiting` are the names whose reading has not begun, `locked` the entries that ask for a password; `refusals`
+    say per entry why a choice was not taken, `lost` per name why it did not even become an entry.
+    """
 
     waiting: tuple[str, ...] = ()
     locked: frozenset[str] = frozenset()
     refusals: tuple[tuple[str, Problem], ...] = ()
+    lost: tuple[tuple[str, Problem], ...] = ()
 
 
 class Intake:
@@ -39,13 +47,14 @@ class Intake:
         self._waiting: list[Path] = []
         self._locked: dict[str, Path] = {}
         self._refusals: dict[str, Problem] = {}
+        self._lost: list[tuple[str, Problem]] = []
         self._jobs: queue.Queue[tuple[Path, str | None] | None] = queue.Queue()
         threading.Thread(target=self._work, name="intake", daemon=True).start()
 
     def tray(self) -> Tray:
         with self._lock:
             waiting = tuple(path.name for path in self._waiting)
-            return Tray(waiting, frozenset(self._locked), tuple(self._refusals.items()))
+            return Tray(waiting, frozenset(self._locked), tuple(self._refusals.items()), tuple(self._lost))
 
     def folder(self) -> Path:
         """A new empty folder to receive one upload into."""
@@ -55,6 +64,7 @@ class Intake:
         """Read `paths` (files or folders, each within a `folder()`) in their order, in the background."""
         with self._lock:
             self._waiting.extend(paths)
+            self._lost.clear()
         for path in paths:
             self._jobs.put((path, None))
 
@@ -65,7 +75,8 @@ class Intake:
             if path is None:
                 return
             self._waiting.append(path)
-        self._assistant.remove(entry_id)
+        with contextlib.suppress(AppError):  # another page may have removed it meanwhile
+            self._assistant.remove(entry_id)
         self._jobs.put((path, password))
 
     def select(self, entry_id: str, pages: str) -> None:
@@ -106,7 +117,13 @@ class Intake:
             path, password = job
             with self._lock:
                 self._waiting.remove(path)
-            entry = self._assistant.add(path, path.name, password)
+            try:
+                entry = self._assistant.add(path, path.name, password)
+            except Exception as error:  # the outermost boundary of this thread: the next file must still be read
+                _log.exception("a file could not be taken in")
+                with self._lock:
+                    self._lost.append((path.name, explain(error)))
+                continue
             if _asks_for_password(entry, path):
                 with self._lock:
                     self._locked[entry.id] = path

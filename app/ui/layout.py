@@ -35,6 +35,7 @@ class Parts:
     hint: Any
     reader: Any
     announcement: Any
+    beat: Any
 
 
 def place(facts: "EngineFacts") -> Parts:
@@ -67,7 +68,8 @@ def place(facts: "EngineFacts") -> Parts:
         with gr.Column(elem_id="right"):
             reading = _live("reader", reader.empty())
     announcement = _live("announcement")
-    return Parts(head, shelf, meter, chats, finished, running, question, send, stop, hint, reading, announcement)
+    beat = _live("beat")
+    return Parts(head, shelf, meter, chats, finished, running, question, send, stop, hint, reading, announcement, beat)
 
 
 def _live(elem_id: str, value: str = "") -> Any:

@@ -6,6 +6,7 @@ pages show the same.
 """
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import fields
 from typing import Any
@@ -23,7 +24,7 @@ from app.ui.layout import Parts
 from app.ui.screen import Screen, State, draw
 
 _PACE = 0.08  # seconds between two looks at what changed
-_BREATH = 25  # looks without a change after which something is sent anyway, so that a closed page is noticed
+_BEAT = 25  # looks without a change after which a beat is sent, so that each side notices when the other is gone
 
 
 def connect(blocks: Any, parts: Parts, assistant: Assistant, desk: Desk, intake: Intake) -> None:
@@ -47,6 +48,7 @@ class _Listeners:
             parts.announcement,
             parts.send,
             parts.stop,
+            parts.beat,
         ]
         blocks.load(self.watch, None, outputs, **quiet)
         gr.on([parts.send.click, parts.question.submit], self.ask, parts.question, parts.question, **quiet)
@@ -60,12 +62,12 @@ class _Listeners:
 
     async def watch(self) -> AsyncIterator[list[Any]]:
         """Everything the page shows, then every change of it, until the page is closed."""
-        state, screen, looks = self._state(None), None, 0
-        while True:
+        state, screen = self._state(None), None
+        for beat in itertools.count():
             drawn = draw(state, self._assistant.facts)
-            yield _changes(screen, drawn)
+            yield [*_changes(screen, drawn), f"<i>{beat}</i>"]
             screen, looks = drawn, 0
-            while (now := self._state(state)) == state and looks < _BREATH:
+            while (now := self._state(state)) == state and looks < _BEAT:
                 looks += 1
                 await asyncio.sleep(_PACE)
             state = now

@@ -214,6 +214,15 @@ def test_an_answer_cannot_make_the_browser_fetch(visit: Visit, assistant: Script
     assert page.locator(":is(.exchange, #shelf, #reader, #chats) :is(img, script, iframe, a, style)").count() == 0
 
 
+def test_a_page_whose_server_ended_says_so(browser: Browser, tmp_path: Path) -> None:
+    with serving(ScriptedAssistant(), tmp_path / "data") as address:
+        page = browser.new_page()
+        page.goto(address)
+        expect(page.locator("#beat i")).to_be_attached()
+    expect(page.locator(".lost")).to_contain_text("Start it again: this page comes back by itself.")
+    page.close()
+
+
 def test_chats_are_kept_side_by_side(visit: Visit, manual: Path) -> None:
     page = visit.page
     choose(page, manual)

@@ -135,6 +135,26 @@ def test_what_waits_is_named(assistant: ScriptedAssistant) -> None:
     intake.close()
 
 
+def test_an_unforeseen_failure_is_told_and_the_next_file_is_read(assistant: ScriptedAssistant) -> None:
+    add = assistant.add
+
+    def failing(path: Path, name: str | None = None, password: str | None = None) -> object:
+        if path.name == "odd.txt":
+            raise OSError(28, "No space left on device")
+        return add(path, name, password)
+
+    assistant.add = failing  # type: ignore[assignment, method-assign]
+    intake = Intake(assistant)
+    intake.put([received(intake, "odd.txt", b"x"), received(intake, "good.txt", b"x")])
+    wait_for(lambda: settled(assistant, 1))
+    ((name, problem),) = intake.tray().lost
+    assert name == "odd.txt"
+    assert "No space left on device" in problem.sentence
+    intake.put([received(intake, "next.txt", b"x")])
+    assert intake.tray().lost == ()
+    intake.close()
+
+
 def test_an_encrypted_file_is_kept_until_its_password_is_given(assistant: ScriptedAssistant) -> None:
     writer = PdfWriter()
     writer.add_blank_page(200, 200)
