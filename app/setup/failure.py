@@ -6,12 +6,18 @@ from collections.abc import Sequence
 
 AGAIN = "Then run the same command again; finished steps are kept."
 
+NETWORK = "NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError"
+
 # The most telling first: what the output matches, what is wrong, what to try.
 CAUSES = (
     (r"No space left on device|Errno 28", "the disk is full", f"Free some space. {AGAIN}"),
     (
-        r"NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError"
-        r"|Network is unreachable|cannot be reached",
+        rf"(?:{NETWORK})\S*host='(?P<host>[^']+)'",
+        "{host} cannot be reached",
+        f"Check the connection (a proxy goes into HTTPS_PROXY). {AGAIN}",
+    ),
+    (
+        rf"{NETWORK}|Network is unreachable|cannot be reached",
         "the network cannot be reached",
         f"Check the connection (a proxy goes into HTTPS_PROXY). {AGAIN}",
     ),
@@ -29,6 +35,7 @@ CAUSES = (
 )
 UNKNOWN_WAY_OUT = f"See the lines above. {AGAIN}"
 N_LINES = 4
+N_COLUMNS = 300
 
 
 class SetupFailed(Exception):
@@ -46,12 +53,12 @@ class SetupFailed(Exception):
 
 def explain(lines: Sequence[str], otherwise: str) -> SetupFailed:
     """What a tool's last `lines` mean; the reason is `otherwise` where they say nothing known."""
-    text = "\n".join(lines)
-    said = telling(lines)
     for pattern, reason, way_out in CAUSES:
-        if found := re.search(pattern, text):
-            return SetupFailed(reason.format(machine=machine(), **found.groupdict()), way_out, said)
-    return SetupFailed(otherwise, UNKNOWN_WAY_OUT, said)
+        for line in reversed(lines):
+            if found := re.search(pattern, line):
+                words = reason.format(machine=machine(), **found.groupdict())
+                return SetupFailed(words, way_out, [line.strip()[:N_COLUMNS]])
+    return SetupFailed(otherwise, UNKNOWN_WAY_OUT, telling(lines))
 
 
 def telling(lines: Sequence[str]) -> list[str]:

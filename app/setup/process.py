@@ -89,4 +89,4 @@ def clean_environment() -> dict[str, str]:
     """This process's environment without what would lead another Python to other packages or elsewhere."""
     led_astray = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "__PYVENV_LAUNCHER__")
     kept = {name: value for name, value in os.environ.items() if name not in led_astray}
-    return kept | {"PYTHONUNBUFFERED": "1", "PIP_REQUIRE_VIRTUALENV": "0", "PIP_USER": "0"}
+    return kept | {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8", "PIP_REQUIRE_VIRTUALENV": "0", "PIP_USER": "0"}

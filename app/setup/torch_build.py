@@ -133,7 +133,13 @@ def choose(wants_cuda: bool, offered: Build | None) -> list[str]:
 def ask_pip(python: Path, folder: Path, log: Path) -> Build:
     """What pip would install by itself; fetches the build's description, not the build."""
     report = log.with_name("torch.json")
-    pip(python, folder, log, "--dry-run", "--ignore-installed", "--no-deps", "--report", str(report), TORCH)
+    question = ["--dry-run", "--ignore-installed", "--no-deps", "--report", str(report), TORCH]
+    try:
+        # Where an index keeps descriptions only inside the builds, this reads just that part of one over HTTP;
+        # otherwise pip would fetch the whole build to answer.
+        pip(python, folder, log, "--use-feature=fast-deps", *question)
+    except SetupFailed:  # the feature is an experiment of pip's, and may go
+        pip(python, folder, log, *question)
     return build_in(json.loads(report.read_text("utf-8")))
 
 

@@ -273,7 +273,7 @@ def test_no_network_is_said_in_a_sentence(checkout: Checkout) -> None:
         "setup", "--extra", "absent", PIP_NO_INDEX="0", PIP_RETRIES="1", PIP_INDEX_URL="http://127.0.0.1:9/simple/"
     )
     assert failed.status == 1
-    assert "failed: the network cannot be reached." in failed.stderr
+    assert "failed: 127.0.0.1 cannot be reached." in failed.stderr
     assert checkout.run("bench").status == 0
 
 
