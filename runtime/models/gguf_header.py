@@ -172,6 +172,8 @@ class _Cursor:
             if place + 8 > end:
                 raise self._cut_off()
             place += 8 + length_at(data, place)[0]
+        if place > end:
+            raise self._cut_off()
         self.place = place
 
     def _form(self, kind: int) -> str:

@@ -80,7 +80,7 @@ def read_facts(source: Source, cache_dir: Path) -> ModelFacts:
     else:
         config, backend = converted(source.path, cache_dir)
         ends = _ids(config.eos_token_id)
-    return ModelFacts(read_spec(config), config, Tokenizer(backend, ends))
+    return ModelFacts(read_spec(config), config, Tokenizer(backend, ends | _turn_ends(Tokenizer(backend))))
 
 
 def _read_folder(folder: Path) -> tuple[Any, Any]:
@@ -89,13 +89,15 @@ def _read_folder(folder: Path) -> tuple[Any, Any]:
     if kind not in SUPPORTED:
         raise UnsupportedModel(kind, tuple(SUPPORTED.values()))
     # Imported where a folder is read: together they take more than a second, and a GGUF file needs neither.
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         backend = AutoTokenizer.from_pretrained(folder, config=config, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+    except Exception as error:  # `tokenizers` raises bare ones
         raise ModelDamaged(str(folder), f"transformers cannot read its config or tokenizer ({error})") from error
+    if not isinstance(backend, PreTrainedTokenizerFast):
+        raise ModelDamaged(str(folder), "there is no tokenizer.json in it, nor anything it could be made of")
     return config, backend
 
 
@@ -104,6 +106,13 @@ def _end_ids(folder: Path, config: Any) -> frozenset[int]:
     generation = folder / "generation_config.json"
     ends = _ids(_json(generation).get("eos_token_id")) if generation.exists() else frozenset()
     return ends | _ids(config.eos_token_id)
+
+
+def _turn_ends(tokenizer: Tokenizer) -> frozenset[int]:
+    """The control token that the chat template puts behind an answer: a model that was trained on the template ends
+    its turn by it, whatever the configuration files forget to say."""
+    behind = tokenizer.chat_frame("").assistant_to_user
+    return frozenset([index for index in behind if index in tokenizer.control_ids][:1])
 
 
 def _ids(value: Any) -> frozenset[int]:
