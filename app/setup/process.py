@@ -14,6 +14,7 @@ from app.setup.failure import SetupFailed, explain
 
 N_KEPT_LINES = 200
 SECONDS_BETWEEN_LINES = 5.0
+LONG_DOWNLOAD_BYTES = 20_000_000
 RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 PIP_NEWS = re.compile(r"\s*(Downloading [\w.]+-[\w.]+(?=.*[MG]B\))|Installing collected packages)")
 
@@ -63,7 +64,7 @@ def run(
         spoke = time.monotonic()
         for line in map(str.rstrip, child.stdout or ()):
             if found := RAW_PROGRESS.match(line):
-                if time.monotonic() - spoke > SECONDS_BETWEEN_LINES:
+                if int(found[2]) > LONG_DOWNLOAD_BYTES and time.monotonic() - spoke > SECONDS_BETWEEN_LINES:
                     spoke = time.monotonic()
                     say(f"    {int(found[1]) / 1e6:,.0f} of {int(found[2]) / 1e6:,.0f} MB")
                 continue
