@@ -19,7 +19,7 @@ from app.ui.intake import Intake
 from ingest.limits import Limits
 
 _FRESH = {"Cache-Control": "no-cache"}  # asked for anew after an update
-_END_SECONDS = 0.8  # what a running answer gets to end in when the server ends
+_END_SECONDS = 0.5  # what a running answer gets to end in when the server ends
 
 
 def build(assistant: Assistant, settings: Settings) -> FastAPI:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
@@ -24,7 +25,7 @@ from app.settings import Settings
 from app.terminal import ProgressLine
 from runtime.events import Progress
 
-_CLOSE_SECONDS = 0.7  # what the engine gets to end in; the process goes on without it then
+_CLOSE_SECONDS = 0.3  # what the engine gets to end in; the process goes on without it then
 _Value = TypeVar("_Value")
 Opener = Callable[[Settings, Callable[[Progress], None]], Assistant]
 
@@ -43,8 +44,14 @@ def serve(settings: Settings, open_browser: bool, opener: Opener = open_assistan
     life = Life(settings, opener, ends_without_model=not open_browser)
     with contextlib.closing(listener):
         asyncio.run(life.serve(listener))
+    status = 2 if life.opening.problem else 0
+    if life.is_still_at_work:
+        # A thread inside torch can be neither ended nor left alone while Python takes itself apart: that aborts.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
     gc.freeze()  # Python would search all that torch and Gradio made for garbage, for seconds, only to end then
-    return 2 if life.opening.problem else 0
+    return status
 
 
 class Life:
@@ -54,6 +61,7 @@ class Life:
         self.opening = Opening()
         self._settings, self._opener, self._ends_without_model = settings, opener, ends_without_model
         self._line = ProgressLine(sys.stderr)
+        self._threads: list[threading.Thread] = []
         self._gate = _Gate(opening.application(self.opening, Policy(settings.host, settings.api_key)))
         self.server = _Server(
             uvicorn.Config(
@@ -81,6 +89,18 @@ class Life:
             with contextlib.suppress(asyncio.CancelledError):
                 await page
 
+    @property
+    def is_still_at_work(self) -> bool:
+        """Whether the model is still being loaded or closed, after `serve`."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def _start(self, work: Callable[[], None]) -> threading.Thread:
+        """A thread that does `work` and does not hold up the end of the process."""
+        thread = threading.Thread(target=work, name="life", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
     async def _open_page(self, ended: asyncio.Event) -> None:
         """Load the model, put the page in the place of the loading page, and keep both until `ended`."""
         from fastapi import FastAPI
@@ -92,7 +112,7 @@ class Life:
             return assistant, build(assistant, self._settings)
 
         try:
-            assistant, app = await _in_thread(load)
+            assistant, app = await _result(load, self._start)
         except Exception as error:  # the outermost boundary of loading: the page and the terminal say why
             self._line.clear()
             self.opening.fail(explain(error))
@@ -104,8 +124,7 @@ class Life:
         async with app.router.lifespan_context(app):
             self._gate.open(app)
             await ended.wait()
-        closing = threading.Thread(target=assistant.close, name="closing", daemon=True)
-        closing.start()
+        closing = self._start(assistant.close)
         closing.join(_CLOSE_SECONDS)
 
     def _report(self, progress: Progress) -> None:
@@ -149,8 +168,8 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-async def _in_thread(work: Callable[[], _Value]) -> _Value:
-    """The result of `work`, run in a thread that does not hold up the end of the process."""
+async def _result(work: Callable[[], _Value], start: Callable[[Callable[[], None]], object]) -> _Value:
+    """The result of `work`, which `start` runs in a thread."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_Value] = loop.create_future()
 
@@ -171,5 +190,5 @@ async def _in_thread(work: Callable[[], _Value]) -> _Value:
         else:
             finish(lambda: done.set_result(value))
 
-    threading.Thread(target=run, name="opening", daemon=True).start()
+    start(run)
     return await done
