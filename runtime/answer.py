@@ -1,23 +1,22 @@
 """An answer as it grows: its ids, its text, and why it ends."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from runtime.config import Request
 from runtime.detokenize import StopStrings, StreamDecoder
 from runtime.events import Emission, FinishReason
-from runtime.tokenizer import Tokenizer
 
 
 class Answer:
     """Takes rounds of tokens until an end-of-turn id, a stop string or the token limit ends it."""
 
-    def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], eos_ids: frozenset[int], request: Request) -> None:
         self.ids: list[int] = []
         self.text = ""
         self.reason: FinishReason | None = None
-        self._eos_ids = tokenizer.eos_ids
+        self._eos_ids = eos_ids
         self._max_tokens = request.max_tokens
-        self._decoder = StreamDecoder(tokenizer.decode)
+        self._decoder = StreamDecoder(decode)
         self._stop = StopStrings(request.stop)
 
     def take(self, tokens: Sequence[int]) -> Emission:

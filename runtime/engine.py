@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.config import EngineConfig, Request, Speculation
-from runtime.errors import ContextExceeded, InvalidSetting, VocabularyMismatch
+from runtime.errors import ContextExceeded, InvalidSetting, OutOfMemory, VocabularyMismatch
 from runtime.events import Event, Progress
 from runtime.hardware import detect
 from runtime.memory import Mode, plan
@@ -21,6 +21,7 @@ from runtime.session import Session
 from runtime.tokenizer import Tokenizer
 
 LONGEST_CONTEXT = 131_072
+SHORTEST_CONTEXT = 4_096  # a default context is not halved below this to fit the memory
 KEPT_SESSIONS = 2
 STARTER_NOTE = (
     "The starter model has 135 million parameters: it shows that everything works. It finds a fact in about three "
@@ -59,11 +60,18 @@ def assemble(config: EngineConfig, progress: Callable[[Progress], None]) -> "Eng
     if draft_facts is not None:
         _check_vocabularies(config, facts.tokenizer, draft_facts.tokenizer)
     most = longest_context(facts.config, facts.spec.trained_context)
-    context = config.context or min(most, LONGEST_CONTEXT)
-    if context > most:
-        raise InvalidSetting("context", context, f"at most {most:,} tokens with this model")
+    if config.context is not None and config.context > most:
+        raise InvalidSetting("context", config.context, f"at most {most:,} tokens with this model")
     n_draft_parameters = draft_facts.spec.n_parameters if draft_facts else 0
-    chosen = plan(detect(), facts.spec, n_draft_parameters, context, config.device, config.dtype)
+    context = config.context or min(most, LONGEST_CONTEXT)
+    while True:
+        try:
+            chosen = plan(detect(), facts.spec, n_draft_parameters, context, config.device, config.dtype)
+            break
+        except OutOfMemory:
+            if config.context is not None or context <= SHORTEST_CONTEXT:
+                raise
+            context //= 2
     target = load_model(source, facts, chosen.dtype, chosen.device, progress)
     draft = None
     if draft_source is not None and draft_facts is not None:

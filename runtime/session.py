@@ -32,6 +32,7 @@ class Session:
     def __init__(self, target: Model, draft: Model | None, speculation: Speculation, n_tokens: int) -> None:
         """For sequences of up to `n_tokens`, by which the rotary embedding is fixed."""
         self.n_tokens = n_tokens
+        self.eos_ids = target.tokenizer.eos_ids
         self.tokens: list[int] = []  # those whose keys and values the full store holds
         self._target = target
         self._draft = draft
@@ -51,7 +52,7 @@ class Session:
         ids = list(ids)
         cached = min(common_prefix(self.tokens, ids), len(ids) - 1)
         self._cut(cached)
-        answer = Answer(self._target.tokenizer, request)
+        answer = Answer(self._target.tokenizer.decode, self.eos_ids, request)
         prefilling = time.perf_counter()
         decoding = prefilling
         self._full.reserve(len(ids) + request.max_tokens + self.speculation.gamma + 1)

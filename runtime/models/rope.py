@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from runtime.models.spec import attention_window
 
 STEP = 0.5  # a stretch is rounded up to a multiple, so that a few more tokens seldom need another one
-LARGEST_YARN_FACTOR = 4.0
+LARGEST_YARN_FACTOR = 16.0  # 8,192 trained tokens become 131,072; how well so much is read is another matter
 
 
 class Rope:

@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,12 @@ import torch
 
 from runtime.config import EngineConfig, Request, Sampling, Speculation
 from runtime.engine import Engine, assemble
-from runtime.errors import ContextExceeded, InvalidSetting, ModelNotFound, NoSuchDevice, VocabularyMismatch
+from runtime.errors import ContextExceeded, InvalidSetting, ModelNotFound, NoSuchDevice, OutOfMemory, VocabularyMismatch
 from runtime.events import Emission, Finished, Progress
+from runtime.hardware import detect
+from runtime.memory import MARGIN_BYTES
+from runtime.models.load import read_facts
+from runtime.models.sources import locate
 from tests.runtime.tiny import N_TOKENS, change_config, random_ids, save_tiny
 
 GREEDY = Sampling(temperature=0)
@@ -20,7 +25,13 @@ SMALL = Speculation(gamma=4, inner_gamma=2, budget=64, chunk_size=4, sinks=4, wi
 
 
 def config(folder: Path, **options: object) -> EngineConfig:
-    values: dict[str, object] = {"threads": 1, "dtype": "float32", "device": "cpu", "speculation": SMALL}
+    values: dict[str, object] = {
+        "threads": 1,
+        "dtype": "float32",
+        "device": "cpu",
+        "context": 2048,
+        "speculation": SMALL,
+    }
     return EngineConfig(folder / "cache", str(folder / "model"), **(values | options))
 
 
@@ -160,8 +171,8 @@ def test_another_vocabulary_is_refused_as_a_draft(models: Path, tmp_path: Path) 
 def test_what_cannot_be_had_is_refused_by_name(models: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
         assemble(EngineConfig(tmp_path, str(tmp_path / "nothing")), lambda _: None)
-    with pytest.raises(InvalidSetting, match="at most 2,048"):
-        assemble(config(models, context=4096), lambda _: None)
+    with pytest.raises(InvalidSetting, match="at most 8,192"):
+        assemble(config(models, context=9000), lambda _: None)
     if not torch.cuda.is_available():
         with pytest.raises(NoSuchDevice):
             assemble(config(models, device="cuda"), lambda _: None)
@@ -175,3 +186,15 @@ def test_a_model_with_its_own_scaling_is_not_stretched_further(tmp_path: Path) -
     assert built.facts.context == built.facts.trained_context == 2048
     assert built.rope_note(2048) is None
     built.close()
+
+
+def test_a_default_context_shrinks_to_the_memory_there_is(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a wish of the person's, less context is better than none; a wish is refused with its numbers."""
+    spec = read_facts(locate(str(models / "model"), models, False, lambda _: None), models).spec
+    needed = MARGIN_BYTES + 4 * spec.n_parameters + 5000 * spec.kv_bytes_per_token(4)
+    monkeypatch.setattr("runtime.engine.detect", lambda: replace(detect(), ram_free_bytes=needed, gpu_name=None))
+    built = assemble(config(models, context=None), lambda _: None)
+    assert built.facts.context == 4096
+    built.close()
+    with pytest.raises(OutOfMemory):
+        assemble(config(models, context=8192), lambda _: None)

@@ -136,15 +136,15 @@ def test_a_model_with_a_scaling_of_its_own_is_not_stretched(name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "trained", "longest"),
     [
-        ("llama", {}, 512, 2048),
+        ("llama", {}, 512, 8192),
         ("llama", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}}, 2048, 2048),
         ("llama", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", **YARN}}, 512, 512),
         ("qwen2", {"max_position_embeddings": 64, "rope_parameters": {"rope_type": "yarn", **YARN}}, 256, 256),
         ("llama", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "llama3", **LLAMA3}}, 512, 512),
         ("mistral", {"sliding_window": 100}, 100, 100),
         ("mistral", {"sliding_window": 4096}, 512, 512),
-        ("mistral", {"sliding_window": None}, 512, 2048),
-        ("qwen2", {"use_sliding_window": False, "sliding_window": 100}, 512, 2048),
+        ("mistral", {"sliding_window": None}, 512, 8192),
+        ("qwen2", {"use_sliding_window": False, "sliding_window": 100}, 512, 8192),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 100}, 100, 100),
     ],
 )

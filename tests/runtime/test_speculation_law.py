@@ -1,6 +1,6 @@
 """Claim A: over all random paths, the whole decoder emits exactly the target's distribution."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 import pytest
 import torch
@@ -111,13 +111,9 @@ def test_a_wrong_rule_is_found_out(monkeypatch: pytest.MonkeyPatch, wrong: str) 
     assert distance(law, sequence_law(TARGET, PROMPT[-1], 2)) > 0.01
 
 
-class Letters:
-    """A tokenizer of three tokens: a, b and the end of a turn."""
-
-    eos_ids = frozenset((2,))
-
-    def decode(self, ids) -> str:
-        return "".join("ab"[i] for i in ids if i != 2)
+def letters(ids: Sequence[int]) -> str:
+    """Text of three tokens: a, b and the end of a turn."""
+    return "".join("ab"[i] for i in ids if i != 2)
 
 
 @pytest.mark.parametrize("stop", [(), ("ab",), ("b", "aa")])
@@ -127,7 +123,7 @@ def test_answers_end_alike_with_and_without_drafts(stop: tuple[str, ...], max_to
 
     def answered(compose: Compose, gamma: int):
         def decode(choices: ReplayedChoices) -> Hashable:
-            answer = Answer(Letters(), Request(max_tokens=max_tokens, stop=stop))
+            answer = Answer(letters, frozenset((2,)), Request(max_tokens=max_tokens, stop=stop))
             scorer = TableScorer(TARGET)
             for result in speculation.decode(scorer, compose(choices), [1], FixedPacing(gamma), choices):
                 answer.take(result.tokens)
