@@ -45,11 +45,7 @@ class Tokenizer:
         # Longest first, so that a control token which begins another does not hide it.
         words = sorted(self._control, key=len, reverse=True)
         self._control_words = re.compile("|".join(map(re.escape, words)) or r"(?!)")
-        pipeline = backend.backend_tokenizer
-        steps = (_state(pipeline.normalizer), _state(pipeline.pre_tokenizer))
-        self._plain = _bare(pipeline.model, *steps)
-        # For text that is not the beginning: nothing is put before it.
-        self._continuing = _bare(pipeline.model, *map(_unprefixed, steps))
+        self._bare = _bare(backend.backend_tokenizer)
         own = backend.eos_token_id
         self.eos_ids = eos_ids | (frozenset() if own is None else frozenset((own,)))
 
@@ -71,14 +67,14 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text; a control token's name in it is encoded as the characters it is made of."""
-        return [index for index, _ in self._encoded(text)]
+        return self._ids(text, self._lead)
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """The character range `[start, end)` of each id that `encode(text)` gives.
 
         Tokens that make one character together all have its range.
         """
-        return [place for _, place in self._encoded(text)]
+        return [place for _, place in self._encoded(text, self._lead)]
 
     def count(self, text: str) -> int:
         return len(self.encode(text))
@@ -96,7 +92,8 @@ class Tokenizer:
         """
         if (pieces := self._scaffold("system", "user", "assistant", "user again")) is not None:
             before, between, _, following, asking = pieces
-            opening = [*self._framing(self._up_to_content(before)), *self.encode(system)]
+            lead = self._lead if before.endswith(" ") else ""
+            opening = [*self._framing(before.removesuffix(lead)), *self._ids(system, lead)]
             opening += self._framing_behind(self._up_to_content(between))
         elif (pieces := self._scaffold("user", "assistant", "user again")) is not None:
             before, _, following, asking = pieces
@@ -130,38 +127,43 @@ class Tokenizer:
         return ids
 
     def _framing_behind(self, text: str) -> list[int]:
-        """Ids of a piece of the template that stands behind a content, which puts no space of its own before it."""
+        """Ids of a piece of the template that stands behind a content, with no space of the tokenizer's between."""
         first = self._control_words.search(text)
         end = first.start() if first else len(text)
-        return [*self._continuing.encode(text[:end]).ids, *self._framing(text[end:])]
+        return [*self._bare.encode(text[:end]).ids, *self._framing(text[end:])]
 
     def _up_to_content(self, text: str) -> str:
         """A piece of the template with a content behind it, less the space that the content begins with by itself."""
-        return text.removesuffix(" ") if self._begins_with_space else text
+        return text.removesuffix(" ") if self._lead else text
 
     @cached_property
-    def _begins_with_space(self) -> bool:
-        ids: list[int] = self._continuing.encode("a").ids
-        return ids != self._plain.encode("a").ids
+    def _lead(self) -> str:
+        """What the tokenizer puts before every text, and takes away again when it decodes."""
+        ids = self._framing("a")
+        return " " if ids != self._bare.encode("a").ids and self.decode(ids) == "a" else ""
 
     def _first_id(self) -> tuple[int, ...]:
         first = self._backend.bos_token_id
         return () if first is None or not getattr(self._backend, "add_bos_token", False) else (first,)
 
-    def _encoded(self, text: str) -> Iterator[tuple[int, tuple[int, int]]]:
-        """Each id with its character range."""
+    def _ids(self, text: str, lead: str) -> list[int]:
+        return [index for index, _ in self._encoded(text, lead)]
+
+    def _encoded(self, text: str, lead: str) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Each id with its character range in `text`, before which `lead` is put."""
+        if not text:
+            return
         text = _LONE_SURROGATE.sub("\ufffd", text)  # no character, and nothing that UTF-8 has bytes for
-        whole = self._plain.encode(text)
+        whole = self._bare.encode(lead + text)
         if not self.control_ids.intersection(whole.ids):
-            yield from zip(whole.ids, whole.offsets, strict=True)
+            yield from _placed(whole, -len(lead))
             return
         # The model of this tokenizer knows names of control tokens as words; in pieces it cannot.
-        start = 0
-        for piece in self._pieces(text):
-            encoded = (self._continuing if start else self._plain).encode(piece)
-            for index, (first, last) in zip(encoded.ids, encoded.offsets, strict=True):
+        start = -len(lead)
+        for piece in self._pieces(lead + text):
+            for index, place in _placed(self._bare.encode(piece), start):
                 if index not in self.control_ids:
-                    yield index, (start + first, start + last)
+                    yield index, place
             start += len(piece)
 
     def _pieces(self, text: str) -> Iterator[str]:
@@ -175,13 +177,21 @@ class Tokenizer:
         yield text[start:]
 
 
-def _bare(model: Any, normalizer: Any, pre_tokenizer: Any) -> tokenizers.Tokenizer:
-    """A tokenizer that knows no control token, of a model and of steps as `tokenizer.json` holds them."""
+def _placed(encoded: tokenizers.Encoding, start: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Each id with its character range, counted from `start`; what lies before 0 was put in and has no place."""
+    for index, (first, last) in zip(encoded.ids, encoded.offsets, strict=True):
+        yield index, (max(0, start + first), max(0, start + last))
+
+
+def _bare(backend: Any) -> tokenizers.Tokenizer:
+    """The tokenizer's model and steps, without control tokens and without anything put before a text."""
+    steps = {name: _unprefixed(_state(getattr(backend, name))) for name in ("normalizer", "pre_tokenizer")}
     empty = {"type": "BPE", "vocab": {}, "merges": []}
-    parts = {"normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "model": empty, "version": "1.0"}
     rest = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
-    bare = tokenizers.Tokenizer.from_str(json.dumps(parts | rest | {"added_tokens": []}))
-    bare.model = model  # shared, not copied
+    bare = tokenizers.Tokenizer.from_str(
+        json.dumps(steps | rest | {"model": empty, "version": "1.0", "added_tokens": []})
+    )
+    bare.model = backend.model  # shared, not copied
     return bare
 
 

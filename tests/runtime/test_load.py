@@ -300,7 +300,7 @@ def test_smollm_splits_digits_from_the_white_space_before_them(tmp_path: Path) -
     """As its own tokenizer does: a run of line ends before a number is one token there."""
     path = tmp_path / "m.gguf"
     write_gguf(path, tiny_model("llama", num_hidden_layers=1), extra={"tokenizer.ggml.pre": "smollm"})
-    splits = read_facts(gguf_at(path), tmp_path / "cache").tokenizer._plain.pre_tokenizer.pre_tokenize_str("a\n\n12")
+    splits = read_facts(gguf_at(path), tmp_path / "cache").tokenizer._bare.pre_tokenizer.pre_tokenize_str("a\n\n12")
 
     assert [text for text, _ in splits] == ["a", "ĊĊ", "1", "2"]
 
