@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -16,8 +17,12 @@ HELD = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 
 @contextlib.contextmanager
 def only_one(path: Path) -> Iterator[None]:
-    """Hold the lock at `path`; waits for another holder and says so."""
+    """Hold the lock at `path`; waits for another holder and says so.
+
+    Tools started meanwhile hold it too: where this process is killed, its pip may still be at work.
+    """
     with path.open("ab") as file:
+        os.set_inheritable(file.fileno(), True)
         if not _takes(file):
             say("another set-up is at work here; waiting for it")
             while not _takes(file):

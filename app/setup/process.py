@@ -53,6 +53,7 @@ def run(
                 command,
                 cwd=folder,
                 env=clean_environment(),
+                close_fds=False,  # the tool inherits the lock of the set-up, the only file that can be
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
