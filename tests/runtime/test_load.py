@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from transformers import AutoTokenizer
 
 from runtime.errors import ModelDamaged, UnsupportedModel
@@ -172,6 +173,34 @@ def test_a_folder_without_a_tokenizer_is_damaged(tmp_path: Path) -> None:
 
     with pytest.raises(ModelDamaged, match="tokenizer"):
         read_facts(folder_at(tmp_path), tmp_path / "cache")
+
+
+def test_a_sentencepiece_model_alone_is_enough(tmp_path: Path) -> None:
+    """As Llama 2 is published: no tokenizer.json. Ids and text are those of the sentencepiece library."""
+    save_tiny(tmp_path, "llama", vocab_size=400)
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        (tmp_path / name).unlink()
+    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "tokenizer_class": "LlamaTokenizer"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    with (tmp_path / "tokenizer.model").open("wb") as file:
+        SentencePieceTrainer.train(
+            sentence_iterator=iter(["the quick brown fox jumps over the lazy dog and the thing"] * 50),
+            model_writer=file,
+            vocab_size=320,
+            model_type="bpe",
+            byte_fallback=True,
+            hard_vocab_limit=False,
+            remove_extra_whitespaces=False,
+            normalization_rule_name="identity",
+            minloglevel=2,
+        )
+    reference = SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    tokenizer = read_facts(folder_at(tmp_path), tmp_path / "cache").tokenizer
+
+    assert reference.encode("the fox", out_type=str) == ["▁the", "▁fox"]
+    for text in ("the fox", " the  dog\n\n é漢", "<s>the</s>", "\nthe", "a"):
+        assert tokenizer.encode(text) == reference.encode(text)
+        assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_code_that_a_model_brings_is_not_run(tmp_path: Path) -> None:
