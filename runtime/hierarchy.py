@@ -7,11 +7,25 @@ from runtime.config import Sampling, Speculation
 from runtime.drafter import Drafter
 from runtime.drafters.lookup import LookupDrafter
 from runtime.drafters.model import ModelDrafter, feed_window
+from runtime.drafters.paced import FirstDrafter, PacedDrafter
 from runtime.drafters.speculative import SpeculativeDrafter
 from runtime.kv.retrieval import RetrievalStore
 from runtime.kv.streaming import StreamingStore
 from runtime.models.decoder import Decoder
+from runtime.models.spec import Spec
+from runtime.pacing import AdaptivePacing, Costs
 from runtime.scorer import Scorer
+
+# Acceptances assumed before any is counted.
+RETRIEVAL_ACCEPTANCE = 0.8
+MODEL_ACCEPTANCE = 0.6
+LOOKUP_ACCEPTANCE = 0.5
+# What a byte of KV cache costs to attend to against a byte of weights to multiply by, and what each further token costs
+# in a pass against its first; measured with the CPU kernels.
+KV_BYTE_COST = 1.5
+EXTRA_TOKEN_COST = 0.08
+# What an answer's small steps (sampling, verification, choosing chunks) cost in a retrieval pass, against the pass.
+SMALL_STEPS_COST = 0.15
 
 
 def compose(
@@ -25,23 +39,48 @@ def compose(
 ) -> Drafter:
     """The drafter for the target over its full cache, after the prompt `ids`.
 
-    With a retrieval cache it is the target over that cache, drafted for in turn; without one, what lies below drafts
-    for the full cache directly. At the bottom is the draft model over its StreamingLLM cache, or lookup.
+    With a retrieval cache it is the target over that cache, drafted for in turn. While that is switched off, and
+    without one, what lies below drafts for the full cache directly: the draft model over its StreamingLLM cache, or
+    lookup. Each has its own pacing.
     """
+    costs = retrieval_costs(target.spec, len(ids), speculation.budget)
     bottom: Drafter = LookupDrafter(ids)
+    below = Costs(0.0, EXTRA_TOKEN_COST), LOOKUP_ACCEPTANCE
     if draft is not None:
-        store = StreamingStore(
-            draft.spec.n_layers,
-            draft.spec.n_kv_heads,
-            draft.spec.head_dim,
-            draft.dtype,
-            draft.device,
-            speculation.sinks,
-            speculation.window,
-        )
-        feed_window(draft, store, ids[:-1])
-        bottom = ModelDrafter(Scorer(draft, store, sampling), choices)
+        bottom = _model_drafter(draft, ids, speculation, sampling, choices)
+        below = Costs(draft.spec.n_parameters / target.spec.n_parameters, EXTRA_TOKEN_COST), MODEL_ACCEPTANCE
+    direct = PacedDrafter(bottom, AdaptivePacing(speculation.gamma, *below))
     if retrieval is None:
-        return bottom
+        return direct
     scorer = Scorer(target, retrieval, sampling)
-    return SpeculativeDrafter("retrieval", scorer, bottom, speculation.inner_gamma, choices)
+    middle = SpeculativeDrafter("retrieval", scorer, bottom, speculation.inner_gamma, choices)
+    return FirstDrafter(PacedDrafter(middle, AdaptivePacing(speculation.gamma, costs, RETRIEVAL_ACCEPTANCE)), direct)
+
+
+def gains_by_retrieval(spec: Spec, n_tokens: int, speculation: Speculation) -> bool:
+    """Whether a retrieval cache is expected to pay for a sequence of `n_tokens`, from sizes alone."""
+    costs = retrieval_costs(spec, n_tokens, speculation.budget)
+    return costs.best_gamma(speculation.gamma, RETRIEVAL_ACCEPTANCE) > 0
+
+
+def retrieval_costs(spec: Spec, n_tokens: int, budget: int) -> Costs:
+    """A pass over the retrieval cache against one over the full cache: both read all weights."""
+    weights = spec.n_parameters / spec.kv_bytes_per_token(1) / KV_BYTE_COST  # in tokens of KV cache
+    draft = (weights + min(budget, n_tokens)) / (weights + n_tokens)
+    return Costs(draft * (1 + SMALL_STEPS_COST), EXTRA_TOKEN_COST)
+
+
+def _model_drafter(
+    draft: Decoder, ids: Sequence[int], speculation: Speculation, sampling: Sampling, choices: Choices
+) -> Drafter:
+    store = StreamingStore(
+        draft.spec.n_layers,
+        draft.spec.n_kv_heads,
+        draft.spec.head_dim,
+        draft.dtype,
+        draft.device,
+        speculation.sinks,
+        speculation.window,
+    )
+    feed_window(draft, store, ids[:-1])
+    return ModelDrafter(Scorer(draft, store, sampling), choices)

@@ -1,6 +1,15 @@
-"""How many tokens to draft next."""
+"""How many tokens to draft next: so many as pay, none where drafting loses.
 
+All decisions follow from counted acceptances and from sizes, never from a clock, so a seed still fixes an answer.
+"""
+
+from dataclasses import dataclass
 from typing import Protocol
+
+PRIOR_TOKENS = 8.0  # the weight of the assumed acceptance, in drafted tokens
+MEMORY = 0.9  # how much of what was counted still counts a round later
+WORTHWHILE = 1.03  # a predicted gain below this is none
+RETRY_AFTER = 32  # rounds without drafts before drafting is tried again
 
 
 class Pacing(Protocol):
@@ -22,3 +31,54 @@ class FixedPacing:
 
     def record(self, proposed: int, accepted: int) -> None:
         pass
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Costs of a round in plain steps: `draft` for each drafted token, `extra` for each one more in a verify pass."""
+
+    draft: float
+    extra: float
+
+    def speed_up(self, gamma: int, acceptance: float) -> float:
+        """Tokens a round emits over what it costs; arXiv 2211.17192, equation 1 and theorem 3.8."""
+        emitted = gamma + 1.0 if acceptance >= 1 else (1 - acceptance ** (gamma + 1)) / (1 - acceptance)
+        return emitted / (1 + gamma * (self.draft + self.extra))
+
+    def best_gamma(self, most: int, acceptance: float) -> int:
+        """The gamma of the highest predicted speed-up; 0 where none is worthwhile."""
+        gamma = max(range(most + 1), key=lambda n: self.speed_up(n, acceptance))
+        return gamma if self.speed_up(gamma, acceptance) >= WORTHWHILE else 0
+
+
+class AdaptivePacing:
+    """The gamma that pays best at the acceptance seen lately; off while none pays, and now and then tried again."""
+
+    def __init__(self, most: int, costs: Costs, acceptance: float) -> None:
+        """`acceptance` is what to assume before anything is counted."""
+        self._most = most
+        self._costs = costs
+        self._proposed = PRIOR_TOKENS
+        self._accepted = PRIOR_TOKENS * acceptance
+        self._rounds_off = 0
+
+    @property
+    def acceptance(self) -> float:
+        """The rate at which single drafted tokens are accepted."""
+        return self._accepted / self._proposed
+
+    def gamma(self) -> int:
+        best = self._costs.best_gamma(self._most, self.acceptance)
+        if best == 0 and self._rounds_off >= RETRY_AFTER:
+            return min(2, self._most)
+        return best
+
+    def record(self, proposed: int, accepted: int) -> None:
+        if proposed == 0:
+            self._rounds_off += 1
+            return
+        self._rounds_off = 0
+        # Tokens behind the first rejected one were never put to the test.
+        tested = min(accepted + 1, proposed)
+        self._proposed = self._proposed * MEMORY + tested
+        self._accepted = self._accepted * MEMORY + accepted

@@ -10,7 +10,7 @@ from runtime.config import Request, Speculation
 from runtime.drafter import Drafter, NoDrafter
 from runtime.events import Event, Finished, Span
 from runtime.evidence import attention_used
-from runtime.hierarchy import compose
+from runtime.hierarchy import compose, gains_by_retrieval
 from runtime.kv.full import FullStore
 from runtime.kv.queries import AnswerQueries, Both, RecentQueries
 from runtime.kv.retrieval import RetrievalStore
@@ -23,7 +23,6 @@ from runtime.speculation import Tally, decode
 from runtime.stats import Stats
 
 EVIDENCE_TOKENS = 64  # tokens of an answer whose attention is looked at
-RETRIEVAL_FROM = 2  # a prompt of so many budgets is long enough for a retrieval cache to be cheaper than the full one
 
 
 class Session:
@@ -124,16 +123,11 @@ class Session:
 
     def _refreshed_retrieval(self, n_tokens: int) -> RetrievalStore | None:
         """The retrieval cache, chosen for the newest queries; None where the prompt is too short to gain by one."""
-        budget = self.speculation.budget
-        if n_tokens < RETRIEVAL_FROM * budget:
+        if not gains_by_retrieval(self._target.spec, n_tokens, self.speculation):
             return None
         if self._retrieval is None:
-            self._retrieval = RetrievalStore(
-                self._full,
-                self._recent,
-                budget,
-                self.speculation.chunk_size,
-                self._target.spec.attention_scale,
-            )
+            budget, chunk_size = self.speculation.budget, self.speculation.chunk_size
+            scale = self._target.spec.attention_scale
+            self._retrieval = RetrievalStore(self._full, self._recent, budget, chunk_size, scale)
         self._retrieval.select(self._recent.latest())
         return self._retrieval

@@ -11,8 +11,9 @@ from runtime.config import Request
 from runtime.drafter import Drafter, NoDrafter
 from runtime.drafters.lookup import LookupDrafter
 from runtime.drafters.model import ModelDrafter
+from runtime.drafters.paced import FirstDrafter, PacedDrafter
 from runtime.drafters.speculative import SpeculativeDrafter
-from runtime.pacing import FixedPacing, Pacing
+from runtime.pacing import AdaptivePacing, Costs, FixedPacing, Pacing
 from tests.runtime.replay import MIDDLE, SMALL, TARGET, ReplayedChoices, TableScorer, distance, output_law, sequence_law
 
 EXACT = 1e-12
@@ -33,6 +34,15 @@ def lookup(choices: ReplayedChoices) -> Drafter:
 
 def over(bottom: Compose, inner_gamma: int) -> Compose:
     return lambda choices: SpeculativeDrafter("middle", TableScorer(MIDDLE), bottom(choices), inner_gamma, choices)
+
+
+def paced(choices: ReplayedChoices) -> Drafter:
+    """As an answer is drafted for: each drafter under adaptive pacing, lookup where the middle level is off."""
+    middle = over(lookup, 1)(choices)
+    return FirstDrafter(
+        PacedDrafter(middle, AdaptivePacing(2, Costs(0.3, 0.1), 0.6)),
+        PacedDrafter(lookup(choices), AdaptivePacing(2, Costs(0.0, 0.1), 0.5)),
+    )
 
 
 PROMPT = [2, 1, 0, 2, 0]
@@ -73,6 +83,7 @@ def decoded(compose: Compose, pacing: Callable[[], Pacing], length: int) -> Call
         pytest.param(over(small, 1), 1, 2, id="middle over model, 1 and 1"),
         pytest.param(over(small, 1), 2, 2, id="middle over model, 2 and 1"),
         pytest.param(over(small, 2), 2, 2, id="middle over model, 2 and 2"),
+        pytest.param(paced, 2, 3, id="as an answer is drafted for"),
         pytest.param(over(lookup, 2), 2, 3, id="middle over lookup, 2 and 2"),
     ],
 )

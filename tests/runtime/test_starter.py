@@ -10,10 +10,17 @@ import pytest
 from runtime.config import EngineConfig, Request, Sampling, Speculation
 from runtime.engine import Engine, assemble
 from runtime.events import Finished
+from runtime.pacing import Costs
 
 pytestmark = pytest.mark.slow
 GREEDY = Sampling(temperature=0)
 SYSTEM = "Answer the question from the documents. If the answer is not in them, say so."
+
+
+@pytest.fixture(autouse=True)
+def _cheap_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The retrieval level is used however short the prompt: it is to be right, not fast."""
+    monkeypatch.setattr("runtime.hierarchy.retrieval_costs", lambda *_: Costs(0.05, 0.01))
 
 
 @pytest.fixture(scope="module")
