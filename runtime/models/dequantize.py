@@ -17,19 +17,19 @@ from runtime.errors import UnsupportedModel
 STEP = 32_768  # numbers made at once: what they pass through stays in the processor's cache
 
 
-def dequantize(stored: NDArray[np.uint8], quantization: GGMLQuantizationType, dtype: torch.dtype) -> Tensor:
-    """Numbers [rows, columns] of `stored` [rows, bytes]; raises `UnsupportedModel` for what cannot be read."""
+def dequantize(stored: NDArray[np.uint8], quantization: GGMLQuantizationType, out: Tensor) -> None:
+    """Fill `out`, in its own dtype, from `stored` [rows, bytes]; raises `UnsupportedModel` for what cannot be read."""
     if quantization in PLAIN:
-        return torch.from_numpy(stored.copy()).view(PLAIN[quantization]).to(dtype)
+        out.copy_(torch.from_numpy(stored.copy()).view(PLAIN[quantization]).view(out.shape))
+        return
     if quantization not in BLOCKS:
-        return _by_gguf(stored, quantization).to(dtype)
+        out.copy_(_by_gguf(stored, quantization).view(out.shape))
+        return
     block_bytes, block_size, read = BLOCKS[quantization]
-    n_blocks, step = stored.size // block_bytes, STEP // block_size
-    blocks = stored.reshape(n_blocks, block_bytes)
-    numbers = torch.empty(n_blocks, block_size, dtype=dtype)
-    for start in range(0, n_blocks, step):
+    blocks, numbers = stored.reshape(-1, block_bytes), out.view(-1, block_size)
+    step = STEP // block_size
+    for start in range(0, len(blocks), step):
         numbers[start : start + step] = read(torch.from_numpy(blocks[start : start + step].copy()))
-    return numbers.view(len(stored), -1)
 
 
 def _by_gguf(stored: NDArray[np.uint8], quantization: GGMLQuantizationType) -> Tensor:

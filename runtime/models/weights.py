@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -28,8 +30,8 @@ class TensorFile(Protocol):
 
     def __contains__(self, name: str) -> bool: ...
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        """The tensor, on the CPU; raises `ModelDamaged` when it is missing or cannot be read."""
+    def read(self, name: str, out: Tensor) -> None:
+        """Fill `out`, on the CPU; raises `ModelDamaged` when the tensor is missing, broken or of another shape."""
         ...
 
 
@@ -48,16 +50,16 @@ class SafetensorsFolder:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+    def read(self, name: str, out: Tensor) -> None:
         if name not in self._files:
-            raise ModelDamaged(self.name, f"the tensor {name} is missing")
+            raise missing(self.name, name)
         file = self._files[name]
         try:
             tensor: Tensor = self._opened(file).get_tensor(name)
         except SafetensorError as error:
             raise ModelDamaged(self.name, f"{file} cannot be read ({error})") from error
-        # A copy in any case: what is mapped would be read again whenever memory is short.
-        return tensor.to(dtype, copy=True)
+        require_shape(self.name, name, tuple(tensor.shape), out)
+        out.copy_(tensor)
 
     def _listed(self) -> dict[str, str]:
         """Tensor to file, by the index."""
@@ -121,16 +123,36 @@ class GgufFile:
     def __contains__(self, name: str) -> bool:
         return _gguf_name(name) in self._header.tensors
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        stored = self._header.tensors.get(_gguf_name(name))
-        if stored is None:
-            raise ModelDamaged(self.name, f"the tensor {name} is missing")
-        tensor = dequantize(self._header.bytes_of(stored), stored.quantization, dtype).view(stored.shape)
-        if self._is_interleaved and ".q_proj." in name:
-            return _split_halves(tensor, self._spec.n_heads)
-        if self._is_interleaved and ".k_proj." in name:
-            return _split_halves(tensor, self._spec.n_kv_heads)
-        return tensor
+    def read(self, name: str, out: Tensor) -> None:
+        tensor = self._header.tensors.get(_gguf_name(name))
+        if tensor is None:
+            raise missing(self.name, name)
+        require_shape(self.name, name, tensor.shape, out)
+        stored = self._header.bytes_of(tensor)
+        order = self._order(name, len(out))
+        if order is not None and out.dim() > 1:
+            dequantize(stored[order], tensor.quantization, out)
+            return
+        dequantize(stored, tensor.quantization, out)
+        if order is not None:
+            out.copy_(out[torch.from_numpy(order)])
+
+    def _order(self, name: str, n_rows: int) -> NDArray[np.int64] | None:
+        """Which stored row each row is: (x0, y0, x1, y1, ...) of each head becomes (x0, x1, ..., y0, y1, ...)."""
+        n_heads = {"q_proj": self._spec.n_heads, "k_proj": self._spec.n_kv_heads}.get(name.split(".")[-2])
+        if n_heads is None or not self._is_interleaved:
+            return None
+        return np.arange(n_rows).reshape(n_heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+
+def missing(file: str, name: str) -> ModelDamaged:
+    return ModelDamaged(file, f"the tensor {name} is missing")
+
+
+def require_shape(file: str, name: str, shape: tuple[int, ...], out: Tensor) -> None:
+    """Raises `ModelDamaged` unless the tensor has the shape of what it shall fill."""
+    if shape != tuple(out.shape):
+        raise ModelDamaged(file, f"the tensor {name} has the shape {shape}, not {tuple(out.shape)}")
 
 
 def _gguf_name(name: str) -> str:
@@ -139,14 +161,6 @@ def _gguf_name(name: str) -> str:
         return f"{GGUF_NAMES.get(stem, stem)}.{kind}"
     layer, _, part = stem.removeprefix("model.layers.").partition(".")
     return f"blk.{layer}.{GGUF_NAMES[part]}.{kind}"
-
-
-def _split_halves(tensor: Tensor, n_heads: int) -> Tensor:
-    """Rows (x0, y0, x1, y1, ...) of each head to (x0, x1, ..., y0, y1, ...)."""
-    if tensor.shape[0] % (2 * n_heads):
-        return tensor  # misshapen: what checks shapes says so
-    pairs: Tensor = tensor.unflatten(0, (n_heads, -1, 2))  # [heads, head_dim / 2, 2, ...]
-    return pairs.transpose(1, 2).flatten(0, 2)
 
 
 class WeightReader:
@@ -190,16 +204,20 @@ class WeightReader:
 
     def _linear(self, rows: dict[str, int], n_columns: int) -> Linear:
         """The projections named by `rows`, with their numbers of rows, one below the other."""
-        weights = [self._tensor(f"{name}.weight", n_rows, n_columns) for name, n_rows in rows.items()]
-        if f"{next(iter(rows))}.bias" not in self._file:
-            return Linear(torch.cat(weights) if len(weights) > 1 else weights[0])
-        return Linear(torch.cat(weights), torch.cat([self._tensor(f"{name}.bias", n) for name, n in rows.items()]))
+        weight = self._joined("weight", rows, n_columns)
+        has_bias = f"{next(iter(rows))}.bias" in self._file
+        return Linear(weight, self._joined("bias", rows) if has_bias else None)
+
+    def _joined(self, kind: str, rows: dict[str, int], *columns: int) -> Tensor:
+        whole = torch.empty(sum(rows.values()), *columns, dtype=self._dtype)
+        for name, out in zip(rows, whole.split(list(rows.values())), strict=True):
+            self._file.read(f"{name}.{kind}", out)
+        return whole.to(self._device)
 
     def _head_norm(self, name: str) -> Tensor | None:
         return self._tensor(name, self._spec.head_dim) if self._spec.has_qk_norm else None
 
     def _tensor(self, name: str, *shape: int) -> Tensor:
-        tensor = self._file.read(name, self._dtype)
-        if tuple(tensor.shape) != shape:
-            raise ModelDamaged(self._file.name, f"the tensor {name} has the shape {tuple(tensor.shape)}, not {shape}")
-        return tensor.to(self._device)
+        whole = torch.empty(shape, dtype=self._dtype)
+        self._file.read(name, whole)
+        return whole.to(self._device)

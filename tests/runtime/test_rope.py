@@ -10,7 +10,7 @@ from transformers import AutoConfig, LlamaForCausalLM
 from runtime.errors import UnsupportedModel
 from runtime.kv.full import FullStore
 from runtime.kv.streaming import StreamingStore
-from runtime.models.rope import LARGEST_YARN_FACTOR, build_rope, longest_context, rotate, yarn_factor
+from runtime.models.rope import build_rope, longest_context, rotate, yarn_factor
 from runtime.models.spec import read_spec
 from tests.runtime.tiny import Kind, change_config, decoder_of, random_ids, save_tiny, tiny_config, tiny_decoder
 

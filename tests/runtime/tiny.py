@@ -22,12 +22,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from runtime.errors import ModelDamaged
 from runtime.models.attention import Attend, attend_plainly
 from runtime.models.decoder import Decoder
 from runtime.models.rope import build_rope
 from runtime.models.spec import read_spec
-from runtime.models.weights import WeightReader
+from runtime.models.weights import WeightReader, missing, require_shape
 
 Kind = Literal["llama", "mistral", "qwen2", "qwen3"]
 KINDS: tuple[Kind, ...] = ("llama", "mistral", "qwen2", "qwen3")
@@ -183,10 +182,11 @@ class HeldTensors:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+    def read(self, name: str, out: Tensor) -> None:
         if name not in self._tensors:
-            raise ModelDamaged(self.name, f"the tensor {name} is missing")
-        return self._tensors[name].to(dtype, copy=True)
+            raise missing(self.name, name)
+        require_shape(self.name, name, tuple(self._tensors[name].shape), out)
+        out.copy_(self._tensors[name])
 
 
 def random_ids(n_tokens: int, seed: int = 0) -> Tensor:
