@@ -1,6 +1,8 @@
 """Tensors of a model file by their transformers names: safetensors folders and GGUF files."""
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +15,7 @@ from torch import Tensor
 from runtime.errors import ModelDamaged
 from runtime.models.decoder import Layer, Weights
 from runtime.models.dequantize import dequantize
-from runtime.models.gguf_header import GgufHeader
+from runtime.models.gguf_header import GgufHeader, StoredTensor
 from runtime.models.linear import Linear
 from runtime.models.spec import Spec
 
@@ -30,8 +32,12 @@ class TensorFile(Protocol):
 
     def __contains__(self, name: str) -> bool: ...
 
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The tensor's shape; raises `ModelDamaged` when it is missing."""
+        ...
+
     def read(self, name: str, out: Tensor) -> None:
-        """Fill `out`, on the CPU; raises `ModelDamaged` when the tensor is missing, broken or of another shape."""
+        """Fill `out`, of the tensor's shape, on the CPU; raises `ModelDamaged`, `UnsupportedModel`."""
         ...
 
 
@@ -50,16 +56,23 @@ class SafetensorsFolder:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        with self._reading(name) as file:
+            return tuple(file.get_slice(name).get_shape())
+
     def read(self, name: str, out: Tensor) -> None:
+        with self._reading(name) as file:
+            out.copy_(file.get_tensor(name))
+
+    @contextlib.contextmanager
+    def _reading(self, name: str) -> Iterator[Any]:
+        """The open file that holds the tensor."""
         if name not in self._files:
             raise missing(self.name, name)
-        file = self._files[name]
         try:
-            tensor: Tensor = self._opened(file).get_tensor(name)
+            yield self._opened(self._files[name])
         except SafetensorError as error:
-            raise ModelDamaged(self.name, f"{file} cannot be read ({error})") from error
-        require_shape(self.name, name, tuple(tensor.shape), out)
-        out.copy_(tensor)
+            raise ModelDamaged(self.name, f"{self._files[name]} cannot be read ({error})") from error
 
     def _listed(self) -> dict[str, str]:
         """Tensor to file, by the index."""
@@ -123,11 +136,11 @@ class GgufFile:
     def __contains__(self, name: str) -> bool:
         return _gguf_name(name) in self._header.tensors
 
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return self._found(name).shape
+
     def read(self, name: str, out: Tensor) -> None:
-        tensor = self._header.tensors.get(_gguf_name(name))
-        if tensor is None:
-            raise missing(self.name, name)
-        require_shape(self.name, name, tensor.shape, out)
+        tensor = self._found(name)
         stored = self._header.bytes_of(tensor)
         order = self._order(name, len(out))
         if order is not None and out.dim() > 1:
@@ -136,6 +149,12 @@ class GgufFile:
         dequantize(stored, tensor.quantization, out)
         if order is not None:
             out.copy_(out[torch.from_numpy(order)])
+
+    def _found(self, name: str) -> StoredTensor:
+        tensor = self._header.tensors.get(_gguf_name(name))
+        if tensor is None:
+            raise missing(self.name, name)
+        return tensor
 
     def _order(self, name: str, n_rows: int) -> NDArray[np.int64] | None:
         """Which stored row each row is: (x0, y0, x1, y1, ...) of each head becomes (x0, x1, ..., y0, y1, ...)."""
@@ -147,12 +166,6 @@ class GgufFile:
 
 def missing(file: str, name: str) -> ModelDamaged:
     return ModelDamaged(file, f"the tensor {name} is missing")
-
-
-def require_shape(file: str, name: str, shape: tuple[int, ...], out: Tensor) -> None:
-    """Raises `ModelDamaged` unless the tensor has the shape of what it shall fill."""
-    if shape != tuple(out.shape):
-        raise ModelDamaged(file, f"the tensor {name} has the shape {shape}, not {tuple(out.shape)}")
 
 
 def _gguf_name(name: str) -> str:
@@ -209,6 +222,11 @@ class WeightReader:
         return Linear(weight, self._joined("bias", rows) if has_bias else None)
 
     def _joined(self, kind: str, rows: dict[str, int], *columns: int) -> Tensor:
+        for name, n_rows in rows.items():
+            shape = self._file.shape_of(f"{name}.{kind}")
+            if shape != (n_rows, *columns):
+                reason = f"the tensor {name}.{kind} has the shape {shape}, not {(n_rows, *columns)}"
+                raise ModelDamaged(self._file.name, reason)
         whole = torch.empty(sum(rows.values()), *columns, dtype=self._dtype)
         for name, out in zip(rows, whole.split(list(rows.values())), strict=True):
             self._file.read(f"{name}.{kind}", out)
@@ -217,7 +235,6 @@ class WeightReader:
     def _head_norm(self, name: str) -> Tensor | None:
         return self._tensor(name, self._spec.head_dim) if self._spec.has_qk_norm else None
 
-    def _tensor(self, name: str, *shape: int) -> Tensor:
-        whole = torch.empty(shape, dtype=self._dtype)
-        self._file.read(name, whole)
-        return whole.to(self._device)
+    def _tensor(self, name: str, n_rows: int, *columns: int) -> Tensor:
+        stem, _, kind = name.rpartition(".")
+        return self._joined(kind, {stem: n_rows}, *columns)

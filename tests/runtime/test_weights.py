@@ -347,6 +347,15 @@ def test_a_layer_too_many_is_a_missing_tensor(tmp_path: Path) -> None:
         load(tmp_path / "m.gguf")
 
 
+def test_an_absurd_size_is_a_wrong_shape(tmp_path: Path) -> None:
+    """Nothing is set aside for a tensor before its shape is known to be right."""
+    extra = {"llama.feed_forward_length": 2**31}
+    write_gguf(tmp_path / "m.gguf", tiny_model("llama", vocab_size=N_TOKENS), extra=extra)
+
+    with pytest.raises(ModelDamaged, match=r"gate_proj.weight has the shape \(96, 64\), not \(2147483648, 64\)"):
+        load(tmp_path / "m.gguf")
+
+
 def test_a_cut_off_gguf_file_is_damaged_wherever_it_ends(tmp_path: Path) -> None:
     """In its header, among its tensors' names, or in the last tensor's last byte."""
     write_gguf(tmp_path / "whole.gguf", tiny_model("llama", vocab_size=N_TOKENS), Q.Q8_0)

@@ -26,7 +26,7 @@ from runtime.models.attention import Attend, attend_plainly
 from runtime.models.decoder import Decoder
 from runtime.models.rope import build_rope
 from runtime.models.spec import read_spec
-from runtime.models.weights import WeightReader, missing, require_shape
+from runtime.models.weights import WeightReader, missing
 
 Kind = Literal["llama", "mistral", "qwen2", "qwen3"]
 KINDS: tuple[Kind, ...] = ("llama", "mistral", "qwen2", "qwen3")
@@ -182,10 +182,12 @@ class HeldTensors:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
-    def read(self, name: str, out: Tensor) -> None:
+    def shape_of(self, name: str) -> tuple[int, ...]:
         if name not in self._tensors:
             raise missing(self.name, name)
-        require_shape(self.name, name, tuple(self._tensors[name].shape), out)
+        return tuple(self._tensors[name].shape)
+
+    def read(self, name: str, out: Tensor) -> None:
         out.copy_(self._tensors[name])
 
 
