@@ -14,7 +14,7 @@ from runtime.events import Event, Progress
 from runtime.hardware import detect
 from runtime.memory import Mode, plan
 from runtime.models.load import Model, load_model, read_facts
-from runtime.models.rope import longest_context, yarn_factor
+from runtime.models.rope import longest_context, rope_kind, yarn_factor
 from runtime.models.sources import locate
 from runtime.prefix import common_prefix
 from runtime.session import Session
@@ -121,7 +121,8 @@ class Engine:
         factor = yarn_factor(n_tokens, self._target.config, trained)
         if factor == 1:
             return None
-        return f"YaRN x{factor:g} is on: {n_tokens:,} tokens are more than the {trained:,} the model was trained on."
+        kind = "YaRN" if rope_kind(self._target.config) == "default" else "Dynamic scaling"
+        return f"{kind} x{factor:g} is on: {n_tokens:,} tokens are more than the {trained:,} the model was trained on."
 
     def answer(self, ids: Sequence[int], request: Request, cancel: threading.Event) -> Iterator[Event]:
         """`Progress` while prefilling, `Emission` while decoding, one `Finished` last.

@@ -113,7 +113,10 @@ class Tokenizer:
             return None
         messages = [{"role": name.split()[0], "content": _PLACES[name]} for name in names]
         try:
-            rendered: str = self._backend.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            # Templates that know no thinking ignore the switch; an answer is to begin with the answer.
+            rendered: str = self._backend.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+            )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError):
             return None
         place = re.compile("|".join(map(re.escape, _PLACES.values())))

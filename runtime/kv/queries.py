@@ -10,17 +10,19 @@ class RecentQueries:
 
     def __init__(self, window: int = 32) -> None:
         self._window = window
-        self._layers: list[Tensor] = []
+        self._layers: list[Tensor] = []  # of the pass that is or was last
+        self._whole: list[Tensor] = []  # of the last pass that went through all layers before it
 
     def observe(self, layer: int, start: int, queries: Tensor) -> None:
         """Called by the decoder with queries [heads, tokens, head_dim] of the tokens from position `start`."""
         if layer == 0:
+            self._whole = list(self.latest())
             self._layers = []
         self._layers.append(queries[:, -self._window :].clone())
 
     def latest(self) -> Sequence[Tensor]:
-        """[heads, tokens, head_dim] a layer; empty before the first pass."""
-        return self._layers
+        """[heads, tokens, head_dim] a layer; empty before the first pass. A pass that broke off does not count."""
+        return self._layers if len(self._layers) >= len(self._whole) else self._whole
 
 
 class AnswerQueries:

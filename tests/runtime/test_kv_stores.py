@@ -278,6 +278,18 @@ def test_means_follow_a_cut() -> None:
     assert held(chosen) == held(fresh)
 
 
+def test_recent_queries_of_a_pass_that_broke_off_do_not_count() -> None:
+    recent, query = RecentQueries(window=2), torch.ones(1, 3, 2)
+    for layer in range(3):
+        recent.observe(layer, 0, query)
+    recent.observe(0, 3, 2 * query)
+    assert [float(layer[0, 0, 0]) for layer in recent.latest()] == [1, 1, 1]
+    for layer in range(3):
+        recent.observe(layer, 3, 3 * query)
+    assert [float(layer[0, 0, 0]) for layer in recent.latest()] == [3, 3, 3]
+    assert recent.latest()[0].shape == (1, 2, 2)
+
+
 def test_answer_queries_forget_rejected_drafts() -> None:
     watched = AnswerQueries(start=10, n_tokens=4)
     watched.observe(0, 8, torch.arange(5.0)[None, :, None].expand(1, 5, 2))  # positions 8 to 12
