@@ -22,7 +22,10 @@ from runtime.scorer import Scorer
 from runtime.speculation import Tally, decode
 from runtime.stats import Stats
 
-EVIDENCE_TOKENS = 64  # tokens of an answer whose attention is looked at
+# Tokens whose attention is looked at: the newest of the prompt, which look up what they ask for, and the first of the
+# answer. On ten planted facts the page was first or second ten times, eight times by the answer's tokens alone.
+QUESTION_TOKENS = 24
+ANSWER_TOKENS = 64
 
 
 class Session:
@@ -57,9 +60,12 @@ class Session:
         self._full.reserve(len(ids) + request.max_tokens + self.speculation.gamma + 1)
         tally = Tally("full")
         drafter: Drafter = NoDrafter()
-        watched = AnswerQueries(len(ids) - 1, EVIDENCE_TOKENS if request.evidence_spans else 0)
+        asked_from = max(cached, len(ids) - 1 - QUESTION_TOKENS)
+        n_watched = len(ids) - 1 - asked_from + ANSWER_TOKENS if request.evidence_spans else 0
+        watched = AnswerQueries(asked_from, n_watched)
+        observer = Both(self._recent, watched)
         try:
-            yield from prefill(self._decoder, self._full, ids[:-1], cancel, self._recent)
+            yield from prefill(self._decoder, self._full, ids[:-1], cancel, observer)
             decoding = time.perf_counter()
             first_at = last_at = decoding
             if not cancel.is_set():
@@ -75,7 +81,7 @@ class Session:
                         request.sampling,
                         choices,
                     )
-                scorer = Scorer(self._decoder, self._full, request.sampling, Both(self._recent, watched))
+                scorer = Scorer(self._decoder, self._full, request.sampling, observer)
                 for result in decode(scorer, drafter, list(ids), FixedPacing(gamma), choices):
                     tally.count(result)
                     last_at = time.perf_counter()
@@ -105,13 +111,13 @@ class Session:
             answer.text,
             tuple(answer.ids),
             stats,
-            self._evidence(answer, watched, request),
+            self._evidence(len(ids), answer, watched, request),
         )
 
-    def _evidence(self, answer: Answer, watched: AnswerQueries, request: Request) -> tuple[Span, ...]:
+    def _evidence(self, n_prompt: int, answer: Answer, watched: AnswerQueries, request: Request) -> tuple[Span, ...]:
         if not request.evidence_spans or answer.reason == "cancelled":
             return ()
-        queries = watched.upto(min(watched.start + len(answer.ids), self._full.length))
+        queries = watched.upto(min(n_prompt - 1 + len(answer.ids), self._full.length))
         scale = self._target.spec.attention_scale
         return attention_used(self._full, queries, watched.start, scale, request.evidence_spans)
 

@@ -17,17 +17,17 @@ GREEDY = Sampling(temperature=0)
 SYSTEM = "Answer the question from the documents. If the answer is not in them, say so."
 
 
-@pytest.fixture(autouse=True)
-def _cheap_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The retrieval level is used however short the prompt: it is to be right, not fast."""
-    monkeypatch.setattr("runtime.hierarchy.retrieval_costs", lambda *_: Costs(0.05, 0.01))
+@pytest.fixture
+def cheap_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The retrieval level is used however short the prompt, with one to three tokens a draft."""
+    monkeypatch.setattr("runtime.hierarchy.retrieval_costs", lambda *_: Costs(0.3, 0.1))
 
 
 @pytest.fixture(scope="module")
 def engine(starter_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     speculation = Speculation(gamma=6, inner_gamma=2, budget=160, chunk_size=8)
     cache = tmp_path_factory.mktemp("cache")
-    config = EngineConfig(cache, str(starter_path), device="cpu", dtype="float32", speculation=speculation)
+    config = EngineConfig(cache, str(starter_path), device="cpu", dtype="float32", threads=1, speculation=speculation)
     built = assemble(config, lambda _: None)
     yield built
     built.close()
@@ -53,7 +53,7 @@ PROMPTS = {
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-def test_speculative_greedy_equals_plain_greedy_over_200_tokens(engine: Engine, name: str) -> None:
+def test_speculative_greedy_equals_plain_greedy_over_200_tokens(engine: Engine, name: str, cheap_drafts: None) -> None:
     """Token for token; the end of a turn does not count as an end here, so that all 200 are compared."""
     frame = engine.tokenizer.chat_frame(SYSTEM)
     ids = [*frame.opening, *engine.tokenizer.encode(PROMPTS[name]())]
@@ -111,7 +111,7 @@ def test_the_planted_page_is_first_or_second_of_all_pages(engine: Engine) -> Non
     for number, (_, question) in enumerate(FACTS):
         prompt = [*ids, *engine.tokenizer.encode(f"\n\nQuestion: {question}")]
         prompt += engine.tokenizer.chat_frame(SYSTEM).user_to_assistant
-        end = finish(engine.answer(prompt, Request(GREEDY, 24, evidence_spans=tuple(spans)), threading.Event()))
+        end = finish(engine.answer(prompt, Request(GREEDY, 16, evidence_spans=tuple(spans)), threading.Event()))
         if number:
             assert end.stats.new_tokens < 60, "only the question is prefilled"
         weights = [sum(e.weight for e in end.evidence if first <= e.start < last) for first, last in spans]
