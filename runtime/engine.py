@@ -169,10 +169,21 @@ class Engine:
         if best is not None and 2 * shared >= min(len(best.tokens), len(ids)):
             self._sessions.remove(best)
         else:
+            self._make_room(n_tokens)
             best = self.new_session(n_tokens)
         self._sessions.append(best)
         del self._sessions[:-KEPT_SESSIONS]
         return best
+
+    def _make_room(self, n_tokens: int) -> None:
+        """Let go of kept sessions, the oldest first, while a new one of `n_tokens` would not fit beside them."""
+        decoder = self._target.decoder
+        needed_bytes = n_tokens * decoder.spec.kv_bytes_per_token(decoder.dtype.itemsize)
+        while self._sessions:
+            free = detect()
+            if needed_bytes <= (free.ram_free_bytes if self.facts.mode == "cpu" else free.gpu_free_bytes):
+                return
+            del self._sessions[0]
 
     def _factor(self, n_tokens: int) -> float:
         return yarn_factor(n_tokens, self._target.config, self.facts.trained_context)

@@ -45,10 +45,6 @@ class Session:
         self._recent = RecentQueries()
         self._retrieval: RetrievalStore | None = None
 
-    @property
-    def n_bytes(self) -> int:
-        return self._full.n_bytes + (self._retrieval.n_bytes if self._retrieval else 0)
-
     def answer(self, ids: Sequence[int], request: Request, cancel: threading.Event, asked_at: float) -> Iterator[Event]:
         """Prefill what is new of `ids`, then decode; `asked_at` is when the question came, by `perf_counter`."""
         ids = list(ids)

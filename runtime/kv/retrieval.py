@@ -58,10 +58,6 @@ class RetrievalStore:
     def committed(self) -> int:
         return self._committed
 
-    @property
-    def n_bytes(self) -> int:
-        return sum(buffer.nbytes for buffer in (*self._keys, *self._values, *self._means))
-
     def positions(self, n_tokens: int) -> range:
         return range(self._length - n_tokens, self._length)
 

@@ -198,3 +198,13 @@ def test_a_default_context_shrinks_to_the_memory_there_is(models: Path, monkeypa
     built.close()
     with pytest.raises(OutOfMemory):
         assemble(config(models, context=8192), lambda _: None)
+
+
+def test_a_kept_document_makes_room_for_one_that_would_not_fit_beside_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(engine, prompt(300, 1))
+    monkeypatch.setattr("runtime.engine.detect", lambda: replace(detect(), ram_free_bytes=1000))
+    ask(engine, prompt(300, 2))
+    assert ask(engine, [*prompt(300, 2), 7, 8]).stats.cached_tokens == 300
+    assert ask(engine, [*prompt(300, 1), 7, 8]).stats.cached_tokens == 0
