@@ -26,6 +26,7 @@ _SENTENCES: Final[dict[str, str]] = {
     "page_failed": "{Where} could not be read{because}.",
     "recovered": "{Where} could only be read the second-best way{because}.",
     "undecodable": "The fonts on {where} do not say what some letters are{because}.",
+    "no_font": "{Where} holds text in a font that is neither in the file nor on this machine; that text is missing.",
     "hidden_text": "{Where} holds text that a person looking at it does not see{because}.",
     "recognised_text": "The text on {where} was recognised from a scan and may be misread.",
     "columns": "The lines of {where} run across two columns; the columns were put one after the other.",

@@ -21,6 +21,7 @@ _DEEPEST = 3
 _TINY_POINTS = 1.0
 _WHITE = 250
 _SCAN_SHARE = 0.5
+_NO_WIDTH = 0.01
 
 Box = tuple[float, float, float, float]
 """left, bottom, right, top in page units."""
@@ -38,12 +39,14 @@ class HiddenText:
 class Painted:
     """What `survey` found. `is_blank`: nothing at all is painted. `is_scan_with_text`: all text is an
     invisible layer over a picture of the page, as text recognition leaves it; such text is not counted as
-    hidden. `has_layers`: some of it is optional content."""
+    hidden. `has_layers`: some of it is optional content. `lacks_font`: pdfium leaves some text out, since its font is
+    neither in the file nor on this machine."""
 
     hidden: tuple[HiddenText, ...]
     is_blank: bool
     is_scan_with_text: bool
     has_layers: bool
+    lacks_font: bool
     placed: tuple[Placed, ...]
 
 
@@ -54,7 +57,7 @@ def survey(page: pypdfium2.PdfPage, textpage: pypdfium2.PdfTextPage) -> Painted:
     backgrounds: list[Box] = []
     placed: list[Placed] = []
     n_objects = n_texts = 0
-    has_scan = has_layers = False
+    has_scan = has_layers = lacks_font = False
     for item, is_nested in _objects(page):
         n_objects += 1
         kind = pdfium.FPDFPageObj_GetType(item)
@@ -62,6 +65,7 @@ def survey(page: pypdfium2.PdfPage, textpage: pypdfium2.PdfTextPage) -> Painted:
         has_layers = has_layers or _is_in_layer(item)
         if kind == pdfium.FPDF_PAGEOBJ_TEXT:
             n_texts += 1
+            lacks_font = lacks_font or (box is not None and _is_left_out(item, box, textpage))
             if box and not is_nested and (run := _placed(item, box)):
                 placed.append(run)
             how = _how_hidden(item, box, None if is_nested else paper, backgrounds)
@@ -75,7 +79,12 @@ def survey(page: pypdfium2.PdfPage, textpage: pypdfium2.PdfTextPage) -> Painted:
     n_invisible = sum(run.how == "invisible" for run in hidden)
     is_scan_with_text = has_scan and n_invisible > 0 and n_invisible == len(hidden) >= 0.9 * n_texts
     return Painted(
-        () if is_scan_with_text else tuple(hidden), n_objects == 0, is_scan_with_text, has_layers, tuple(placed)
+        () if is_scan_with_text else tuple(hidden),
+        n_objects == 0,
+        is_scan_with_text,
+        has_layers,
+        lacks_font,
+        tuple(placed),
     )
 
 
@@ -120,6 +129,11 @@ def _is_background(item: Any, kind: int) -> bool:
     pdfium.FPDFPath_GetDrawMode(item, mode, stroke)
     fill = _fill(item)
     return mode.value != pdfium.FPDF_FILLMODE_NONE and (fill is None or min(fill[:3]) < _WHITE)
+
+
+def _is_left_out(item: Any, box: Box, textpage: pypdfium2.PdfTextPage) -> bool:
+    """Vertical text without glyphs has a height and no width, and pdfium gives no letter of it; a blank has neither."""
+    return box[2] - box[0] < _NO_WIDTH and box[3] - box[1] >= _TINY_POINTS and not _text(item, textpage)
 
 
 def _is_in_layer(item: Any) -> bool:

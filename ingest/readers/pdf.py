@@ -134,6 +134,8 @@ class Pdf:
         shown = [f"{run.how}: {' '.join(run.text.split())[:80]!r}" for run in painted.hidden]
         if sum(character.isalnum() for run in painted.hidden for character in run.text) >= _HIDDEN_LETTERS:
             flags.append(Flag("hidden_text", (number,), "; ".join(shown[:_MOST_QUOTES])))
+        if painted.lacks_font:
+            flags.append(Flag("no_font", (number,)))
         if sheet.is_reordered:
             flags.append(Flag("columns", (number,)))
         if painted.is_scan_with_text:

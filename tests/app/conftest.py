@@ -162,11 +162,11 @@ class ScriptedEngine:
 
 @pytest.fixture(scope="session")
 def starter(starter_path: Path) -> "Iterator[Engine]":
-    """The real engine over the starter model, loaded once."""
+    """The real engine over the starter model, loaded once; in float32, so that answers are the same everywhere."""
     from runtime.engine import assemble
 
     assert starter_path.is_file()
-    engine = assemble(replace(Settings().engine_config(), allow_download=False), lambda _: None)
+    engine = assemble(replace(Settings(dtype="float32").engine_config(), allow_download=False), lambda _: None)
     yield engine
     engine.close()
 

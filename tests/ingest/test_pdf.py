@@ -25,7 +25,7 @@ from ingest.messages import Begin, Job, Result
 from ingest.read import read
 from ingest.readers.pdf import read_pdf
 from tests.ingest.conftest import MakePdf
-from tests.ingest.pdf_writer import ALPHABET, coded, composite_font, lines, pdf_bytes, stream
+from tests.ingest.pdf_writer import ALPHABET, FIRST_PAGE, coded, composite_font, lines, pdf_bytes, stream
 
 
 def text_of(path: Path) -> str:
@@ -228,6 +228,31 @@ def test_layers_that_are_switched_off_are_told(make_pdf: MakePdf) -> None:
         )
     )
     assert document.flags == (Flag("layers_off", (1,)),)
+
+
+def test_vertical_text_in_a_font_that_is_nowhere_is_read_or_told(make_pdf: MakePdf) -> None:
+    """Without any Japanese font pdfium leaves such text out; then a flag says so."""
+    content = lines("Heading") + b"BT /V1 12 Tf 300 700 Td <7E2630663059308B> Tj ET"
+    font = (
+        b"<< /Type /Font /Subtype /Type0 /BaseFont /HiraMinPro-W3 /Encoding /UniJIS-UTF16-V "
+        b"/DescendantFonts [61 0 R] >>"
+    )
+    descendant = (
+        b"<< /Type /Font /Subtype /CIDFontType0 /BaseFont /HiraMinPro-W3 "
+        b"/CIDSystemInfo << /Registry (Adobe) /Ordering (Japan1) /Supplement 5 >> /FontDescriptor 62 0 R >>"
+    )
+    descriptor = (
+        b"<< /Type /FontDescriptor /FontName /HiraMinPro-W3 /Flags 4 /FontBBox [-124 -274 1115 1003] /ItalicAngle 0 "
+        b"/Ascent 880 /Descent -120 /CapHeight 740 /StemV 80 >>"
+    )
+    page = (
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents %d 0 R "
+        b"/Resources << /Font << /F1 3 0 R /V1 60 0 R >> >> >>" % (FIRST_PAGE + 1)
+    )
+    document = read(make_pdf([content], objects={60: font, 61: descendant, 62: descriptor, FIRST_PAGE: page}))
+    assert "Heading" in document.pages[0].text
+    is_read = "縦書する" in document.pages[0].text
+    assert [flag.code for flag in document.flags] == ([] if is_read else ["no_font"])
 
 
 def test_spaces_that_are_only_gaps_are_spaces(make_pdf: MakePdf) -> None:

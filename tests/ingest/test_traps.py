@@ -93,6 +93,8 @@ EXPECTED: dict[str, tuple[list[str] | type[IngestError] | tuple[type[IngestError
     "pypdf_multilang.pdf": (["Hello World", "مرحبا بالعالم", "Привет, мир", "你好世界", "สวัสดีชาวโลก"], set()),
     "verapdf_7.21.7-t01-fail-a.pdf": (Undecodable, set()),
 }
+# Where a machine lacks the font of a text that is not in the file either, the text may be missing, and a flag says so.
+NEEDS_FONT = {"pdfa-diff_VerticalText.pdf": "縦書きのテスト"}
 
 
 def made(maker: str, folder: Path) -> Path:
@@ -135,8 +137,11 @@ def check_pdf(path: Path) -> None:
     outcome = outcome_of(path)
     wanted, codes = EXPECTED.get(path.name, ([], None))
     if isinstance(outcome, Document):
-        assert codes is None or {flag.code for flag in outcome.flags} == codes, path.name
         text = "\n".join(page.text for page in outcome.pages)
+        lacking = NEEDS_FONT.get(path.name)
+        if lacking and codes is not None and isinstance(wanted, list) and lacking not in text:
+            wanted, codes = [part for part in wanted if part != lacking], {*codes, "no_font"}
+        assert codes is None or {flag.code for flag in outcome.flags} == codes, path.name
         assert "\0" not in text
         for part in wanted if isinstance(wanted, list) else []:
             assert part in text, path.name
