@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+from runtime.models.attention import cpu_multiplies_bfloat16
+
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
@@ -31,11 +33,5 @@ def detect() -> Hardware:
         gpu_name=torch.cuda.get_device_name() if has_gpu else None,
         gpu_free_bytes=torch.cuda.mem_get_info()[0] if has_gpu else 0,
         gpu_has_bfloat16=has_gpu and torch.cuda.is_bf16_supported(),
-        cpu_has_bfloat16=_cpu_has("_is_avx512_bf16_supported") or _cpu_has("_is_amx_tile_supported"),
+        cpu_has_bfloat16=cpu_multiplies_bfloat16(),
     )
-
-
-def _cpu_has(claim: str) -> bool:
-    """One of PyTorch's claims about the processor; absent in some builds."""
-    ask = getattr(torch.cpu, claim, None)
-    return ask is not None and bool(ask())

@@ -4,6 +4,7 @@ The newest keys are the queries' own tokens, so what lies before them needs no m
 of their scores, by which parts computed apart are joined exactly (as in FlashAttention, arXiv 2205.14135).
 """
 
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 MASKED_ROWS = 256  # up to so many query rows a KV head, own keys are masked densely instead of in a causal kernel
 SPLIT = 512  # the past is cut into parts of at least so many tokens, to occupy all cores
 MOST_PARTS = 8
+TILE_ROWS = 256  # query rows whose scores are computed by one product,
+TILE_SCORES = 1 << 22  # and how many scores that may be, so that they stay in the processor's cache
 
 
 class Attend(Protocol):
@@ -108,6 +111,39 @@ def _joined(outputs: Tensor, sums: Tensor) -> Tensor:
     return (outputs * weights).sum(0).to(outputs.dtype)
 
 
+def attend_by_products(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """By two matrix products a KV head and tile of query rows, for processors that multiply bfloat16 by themselves.
+
+    Scores are held in the queries' dtype. Where such products are fast this is two to three times as fast as the flash
+    kernel, for one token as for a prompt block. The keys of one head are contiguous in a longer buffer; those of all
+    heads together are not, and would be copied.
+    """
+    n_kv_heads, n_held, head_dim = keys.shape
+    n_heads, n_tokens, _ = queries.shape
+    group = n_heads // n_kv_heads
+    grouped = (queries * scale).reshape(n_kv_heads, group, n_tokens, head_dim)
+    tile = max(1, min(TILE_ROWS, TILE_SCORES // n_held) // group)
+    tiles = []
+    for start in range(0, n_tokens, tile):
+        end = min(start + tile, n_tokens)
+        seen = n_held - n_tokens + end
+        mask = _causal(end - start, queries.dtype)
+        outputs = []
+        for rows, head_keys, head_values in zip(grouped[:, :, start:end], keys, values, strict=True):
+            scores = rows.reshape(-1, head_dim) @ head_keys[:seen].T  # [group * tile, seen]
+            if end - start > 1:
+                scores.unflatten(0, (group, -1))[:, :, seen - (end - start) :] += mask
+            outputs.append(scores.softmax(-1) @ head_values[:seen])
+        tiles.append(torch.stack(outputs).view(n_heads, end - start, head_dim))
+    return tiles[0] if len(tiles) == 1 else torch.cat(tiles, 1)
+
+
+@lru_cache(maxsize=64)
+def _causal(n_tokens: int, dtype: torch.dtype) -> Tensor:
+    """What to add to the scores of `n_tokens` tokens among themselves: minus infinity for those that come later."""
+    return torch.full((n_tokens, n_tokens), -torch.inf, dtype=dtype).triu(1)
+
+
 def attend_by_sdpa(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     """By `scaled_dot_product_attention`, for devices with kernels of their own behind it."""
     n_tokens, n_held = queries.shape[1], keys.shape[1]
@@ -125,8 +161,18 @@ def attend_by_sdpa(queries: Tensor, keys: Tensor, values: Tensor, scale: float) 
     )[0]
 
 
-def choose_attend(device: torch.device) -> Attend:
-    """The backend for a device."""
-    if device.type == "cpu" and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"):
+def choose_attend(device: torch.device, dtype: torch.dtype) -> Attend:
+    """The backend for a device and a number format."""
+    if device.type != "cpu":
+        return attend_by_sdpa
+    if dtype == torch.bfloat16 and cpu_multiplies_bfloat16():
+        return attend_by_products
+    if hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"):
         return attend_on_cpu
     return attend_by_sdpa
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """Whether the processor has instructions for it; PyTorch's claims about them are absent in some builds."""
+    claims = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return any(claim is not None and claim() for claim in claims)

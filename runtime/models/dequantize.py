@@ -42,28 +42,33 @@ def _by_gguf(stored: NDArray[np.uint8], quantization: GGMLQuantizationType) -> T
 
 def _q8_0(blocks: Tensor) -> Tensor:
     """Scale, 32 signed bytes."""
-    numbers: Tensor = blocks[:, 2:].view(torch.int8).float().mul_(_float16(blocks, 0))
+    numbers: Tensor = blocks[:, 2:].view(torch.int8).float().mul_(float16_at(blocks, 0))
     return numbers
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
     """Scale, 16 bytes of two numbers around 8: the low halves are the first sixteen."""
-    return _halves(blocks[:, 2:]).sub_(8).mul_(_float16(blocks, 0))
+    return halves(blocks[:, 2:]).float().sub_(8).mul_(float16_at(blocks, 0))
 
 
 def _q4_1(blocks: Tensor) -> Tensor:
     """Scale, offset, 16 bytes as in `_q4_0`."""
-    return _halves(blocks[:, 4:]).mul_(_float16(blocks, 0)).add_(_float16(blocks, 2))
+    return halves(blocks[:, 4:]).float().mul_(float16_at(blocks, 0)).add_(float16_at(blocks, 2))
 
 
 def _q4_k(blocks: Tensor) -> Tensor:
     """Scale of scales, scale of minima, 8 six-bit scales and minima in 12 bytes, 4 runs of 32 bytes of two numbers."""
+    codes, scales, minima = parts_of_k(blocks)
+    return codes.float().mul_(scales.unsqueeze(2)).sub_(minima.unsqueeze(2)).flatten(1)
+
+
+def parts_of_k(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes [blocks, 8, 32], scales and minima [blocks, 8] of Q4_K."""
     first, second, both = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
-    scales = torch.cat([first & 63, (both & 15) | ((first >> 2) & 48)], 1).float() * _float16(blocks, 0)
-    minima = torch.cat([second & 63, (both >> 4) | ((second >> 2) & 48)], 1).float() * _float16(blocks, 2)
+    scales = torch.cat([first & 63, (both & 15) | ((first >> 2) & 48)], 1).float() * float16_at(blocks, 0)
+    minima = torch.cat([second & 63, (both >> 4) | ((second >> 2) & 48)], 1).float() * float16_at(blocks, 2)
     runs = blocks[:, 16:].unflatten(1, (4, 32))
-    numbers = torch.stack([runs & 15, runs >> 4], 2).flatten(1, 2).float()  # [blocks, 8, 32]
-    return numbers.mul_(scales.unsqueeze(2)).sub_(minima.unsqueeze(2)).flatten(1)
+    return torch.stack([runs & 15, runs >> 4], 2).flatten(1, 2), scales, minima
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
@@ -72,19 +77,19 @@ def _q6_k(blocks: Tensor) -> Tensor:
     top = blocks[:, 128:192].unflatten(1, (2, 1, 32))
     low = torch.cat([low & 15, low >> 4], 2).flatten(1)  # [blocks, 256]
     top = torch.cat([(top >> shift) & 3 for shift in (0, 2, 4, 6)], 2).flatten(1)
-    scales = blocks[:, 192:208].view(torch.int8).float() * _float16(blocks, 208)
+    scales = blocks[:, 192:208].view(torch.int8).float() * float16_at(blocks, 208)
     numbers: Tensor = (low | (top << 4)).float().sub_(32).unflatten(1, (16, 16))
     return numbers.mul_(scales.unsqueeze(2)).flatten(1)
 
 
-def _float16(blocks: Tensor, place: int) -> Tensor:
+def float16_at(blocks: Tensor, place: int) -> Tensor:
     """The half-precision number at byte `place` of each block, [blocks, 1]."""
     return blocks[:, place : place + 2].contiguous().view(torch.float16).float()
 
 
-def _halves(pairs: Tensor) -> Tensor:
-    """Low then high halves of the bytes, [blocks, 2 * bytes] in float32."""
-    return torch.cat([pairs & 15, pairs >> 4], 1).float()
+def halves(pairs: Tensor) -> Tensor:
+    """Low then high halves of the bytes, [blocks, 2 * bytes]."""
+    return torch.cat([pairs & 15, pairs >> 4], 1)
 
 
 PLAIN = {

@@ -66,7 +66,7 @@ def load_model(
         progress(Progress("load", index + 1, spec.n_layers))
     weights = reader.whole(tuple(layers), facts.tokenizer.n_tokens)
     rope = build_rope(facts.config, spec.trained_context, spec.trained_context, device)
-    return Model(Decoder(spec, weights, rope, choose_attend(device)), facts.config, facts.tokenizer)
+    return Model(Decoder(spec, weights, rope, choose_attend(device, dtype)), facts.config, facts.tokenizer)
 
 
 def read_facts(source: Source, cache_dir: Path) -> ModelFacts:

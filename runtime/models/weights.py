@@ -17,6 +17,7 @@ from runtime.models.decoder import Layer, Weights
 from runtime.models.dequantize import dequantize
 from runtime.models.gguf_header import GgufHeader, StoredTensor
 from runtime.models.linear import Linear
+from runtime.models.packed import Groups, PackedLinear, can_pack, joined, read_groups
 from runtime.models.spec import Spec
 
 INDEX = "model.safetensors.index.json"
@@ -38,6 +39,10 @@ class TensorFile(Protocol):
 
     def read(self, name: str, out: Tensor) -> None:
         """Fill `out`, of the tensor's shape, on the CPU; raises `ModelDamaged`, `UnsupportedModel`."""
+        ...
+
+    def groups(self, name: str) -> Groups | None:
+        """The tensor in four-bit groups, where it is stored so."""
         ...
 
 
@@ -63,6 +68,9 @@ class SafetensorsFolder:
     def read(self, name: str, out: Tensor) -> None:
         with self._reading(name) as file:
             out.copy_(file.get_tensor(name))
+
+    def groups(self, name: str) -> Groups | None:
+        return None
 
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[Any]:
@@ -150,6 +158,12 @@ class GgufFile:
         if order is not None:
             out.copy_(out[torch.from_numpy(order)])
 
+    def groups(self, name: str) -> Groups | None:
+        tensor = self._found(name)
+        stored = self._header.bytes_of(tensor)
+        order = self._order(name, len(stored))
+        return read_groups(stored if order is None else stored[order], tensor.quantization)
+
     def _found(self, name: str) -> StoredTensor:
         tensor = self._header.tensors.get(_gguf_name(name))
         if tensor is None:
@@ -213,13 +227,22 @@ class WeightReader:
         if not spec.ties_embeddings:
             head = self._tensor("lm_head.weight", spec.vocab_size, spec.hidden_size)
         norm = self._tensor("model.norm.weight", spec.hidden_size)
-        return Weights(embeddings, layers, norm, Linear(head[:n_tokens]))
+        name = "model.embed_tokens" if spec.ties_embeddings else "lm_head"
+        return Weights(embeddings, layers, norm, self._linear_of(head[:n_tokens], [name]))
 
     def _linear(self, rows: dict[str, int], n_columns: int) -> Linear:
         """The projections named by `rows`, with their numbers of rows, one below the other."""
         weight = self._joined("weight", rows, n_columns)
         has_bias = f"{next(iter(rows))}.bias" in self._file
-        return Linear(weight, self._joined("bias", rows) if has_bias else None)
+        return self._linear_of(weight, list(rows), self._joined("bias", rows) if has_bias else None)
+
+    def _linear_of(self, weight: Tensor, names: list[str], bias: Tensor | None = None) -> Linear:
+        """A layer of the dense `weight`, in groups as well where the file stores all its parts so and that helps."""
+        if not can_pack(self._dtype, self._device):
+            return Linear(weight, bias)
+        parts = [groups for name in names if (groups := self._file.groups(f"{name}.weight")) is not None]
+        whole = joined(parts) if len(parts) == len(names) else None
+        return Linear(weight, bias) if whole is None else PackedLinear(weight, whole, bias)
 
     def _joined(self, kind: str, rows: dict[str, int], *columns: int) -> Tensor:
         for name, n_rows in rows.items():

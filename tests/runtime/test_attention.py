@@ -4,9 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.models.attention import Attend, attend_by_sdpa, attend_on_cpu, attend_plainly, choose_attend
+from runtime.models import attention
+from runtime.models.attention import (
+    Attend,
+    attend_by_products,
+    attend_by_sdpa,
+    attend_on_cpu,
+    attend_plainly,
+    choose_attend,
+)
 
-BACKENDS = [attend_on_cpu, attend_by_sdpa]
+BACKENDS = [attend_on_cpu, attend_by_sdpa, attend_by_products]
 HEADS = [(4, 4), (6, 2), (4, 1)]
 LENGTHS = [
     (1, 0), (1, 1), (1, 511), (1, 512), (1, 513), (1, 1025), (1, 4200),
@@ -91,8 +99,24 @@ def test_the_definition_is_softmax_attention() -> None:
     torch.testing.assert_close(attend_plainly(queries, keys, values, 1.0), expected)
 
 
-def test_the_cpu_gets_its_flash_kernel() -> None:
-    assert choose_attend(torch.device("cpu")) is attend_on_cpu
+@pytest.mark.parametrize("has_bfloat16", [True, False])
+def test_the_cpu_gets_products_where_it_multiplies_bfloat16(
+    monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool
+) -> None:
+    """Elsewhere such products are slow, and for float32 the flash kernel is as fast."""
+    monkeypatch.setattr(attention, "cpu_multiplies_bfloat16", lambda: has_bfloat16)
+    cpu = torch.device("cpu")
+    assert choose_attend(cpu, torch.float32) is attend_on_cpu
+    assert choose_attend(cpu, torch.bfloat16) is (attend_by_products if has_bfloat16 else attend_on_cpu)
+
+
+def test_tiles_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few rows a tile holds, down to one token, the outputs are the same."""
+    queries, keys, values = case(6, 2, 9, 40, torch.float32)
+    whole = attend_by_products(queries, keys, values, 0.5)
+    for n_rows in (1, 3, 8, 9):
+        monkeypatch.setattr(attention, "TILE_ROWS", n_rows)
+        torch.testing.assert_close(attend_by_products(queries, keys, values, 0.5), whole, atol=1e-6, rtol=0)
 
 
 @pytest.mark.gpu
@@ -102,6 +126,6 @@ def test_backends_agree_on_a_gpu(n_tokens: int, n_past: int) -> None:
     """The kernels behind sdpa on CUDA, against the definition on the CPU."""
     queries, keys, values = case(6, 2, n_tokens, n_past, torch.bfloat16)
     expected = attend_plainly(queries.float(), keys.float(), values.float(), 0.5)
-    on_gpu = choose_attend(torch.device("cuda"))(queries.cuda(), keys.cuda(), values.cuda(), 0.5)
+    on_gpu = choose_attend(torch.device("cuda"), torch.bfloat16)(queries.cuda(), keys.cuda(), values.cuda(), 0.5)
 
     torch.testing.assert_close(on_gpu.float().cpu(), expected, atol=0.03, rtol=0.01)

@@ -15,7 +15,7 @@ from runtime.kv.full import FullStore
 from runtime.kv.queries import RecentQueries
 from runtime.kv.store import Store
 from runtime.kv.streaming import StreamingStore
-from runtime.models.attention import attend_by_sdpa, attend_on_cpu
+from runtime.models.attention import Attend, attend_by_products, attend_by_sdpa, attend_on_cpu
 from runtime.models.decoder import Decoder
 from tests.runtime.tiny import KINDS, Kind, random_ids, tiny_decoder
 
@@ -90,7 +90,7 @@ def test_logits_equal_transformers(kind: Kind, changes: dict[str, Any], n_tokens
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("attend", [attend_on_cpu, attend_by_sdpa])
+@pytest.mark.parametrize("attend", [attend_on_cpu, attend_by_products, attend_by_sdpa])
 def test_every_attention_backend_gives_transformers_logits(kind: Kind, attend: Any) -> None:
     """The backends that run outside of tests, over a cache that grows in blocks."""
     decoder, model = tiny_decoder(kind, attend=attend)
@@ -265,9 +265,10 @@ def test_observers_see_each_layer_once_with_the_position_of_its_first_token() ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_bfloat16_is_as_near_to_float32_as_transformers_is(kind: Kind) -> None:
+@pytest.mark.parametrize("attend", [attend_on_cpu, attend_by_products])
+def test_bfloat16_is_as_near_to_float32_as_transformers_is(kind: Kind, attend: Attend) -> None:
     """The dtype real models run in rounds to about three digits; ours rounds no more than theirs does."""
-    rounded, model = tiny_decoder(kind, dtype=torch.bfloat16, attend=attend_on_cpu)
+    rounded, model = tiny_decoder(kind, dtype=torch.bfloat16, attend=attend)
     ids = random_ids(129)
     exact = expected(model, ids)
     ours = in_blocks(rounded, full_store(rounded), ids, 50) - exact

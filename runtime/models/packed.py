@@ -1,0 +1,135 @@
+"""Linear layers in four-bit groups, as GGUF files store them, for passes of few tokens on a CPU.
+
+One token needs every weight once, so the bytes read are what it costs: a quarter of bfloat16's. Many tokens share what
+is read, and for them the dense form is as fast. Both forms round a weight to bfloat16's precision, so they differ by no
+more than two orders of summation do.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType
+from numpy.typing import NDArray
+from torch import Tensor
+
+from runtime.models.dequantize import BLOCKS, float16_at, halves, parts_of_k
+from runtime.models.linear import Linear
+
+GROUP = 32  # weights under one scale
+ROWS = 16  # the kernel takes multiples of so many
+AT_ONCE = 4  # tokens a call: with five the kernel takes another path that costs more than two calls
+FEW = 24  # up to so many tokens the packed form is faster than the dense one
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Weights [rows, columns] as `codes` (0 to 15, uint8, of the same shape) times `scales` plus `offsets`
+    [rows, columns / GROUP] in float32.
+
+    With two `digits` the columns are twice those of the weights: a weight is the sum of its code in either half.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    offsets: Tensor
+    digits: int = 1
+
+
+class PackedLinear(Linear):
+    """A linear layer in both forms. The dense one is `weight`, in bfloat16."""
+
+    def __init__(self, weight: Tensor, groups: Groups, bias: Tensor | None = None) -> None:
+        super().__init__(weight, bias)
+        self._n_rows, self._digits = len(weight), groups.digits
+        padding = -len(groups.codes) % ROWS
+        codes, scales, offsets = (
+            torch.nn.functional.pad(part, (0, 0, 0, padding)) for part in (groups.codes, groups.scales, groups.offsets)
+        )
+        self._codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 1)
+        # The kernel counts codes from 8: (code - 8) * scale + zero.
+        zeros = offsets + 8 * scales
+        self._scales = torch.stack([scales.T, zeros.T], -1).to(torch.bfloat16).contiguous()  # [groups, rows, 2]
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        if len(hidden) > FEW:
+            return super().__call__(hidden)
+        if self._digits > 1:
+            hidden = hidden.repeat(1, self._digits)
+        if len(hidden) <= AT_ONCE:
+            product = self._multiplied(hidden)
+        else:
+            product = torch.cat([self._multiplied(part) for part in hidden.split(AT_ONCE)])
+        product = product[:, : self._n_rows]
+        return product if self.bias is None else product + self.bias
+
+    def _multiplied(self, hidden: Tensor) -> Tensor:
+        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(hidden, self._codes, GROUP, self._scales)
+        return product
+
+
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the packed form is faster here: it is made for bfloat16 on a CPU."""
+    return device.type == "cpu" and dtype == torch.bfloat16 and hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu")
+
+
+def read_groups(stored: NDArray[np.uint8], quantization: GGMLQuantizationType) -> Groups | None:
+    """The groups of `stored` [rows, bytes]; None where the format has none of this size with four-bit codes."""
+    if quantization not in READERS:
+        return None
+    block_bytes = BLOCKS[quantization][0]
+    blocks = torch.from_numpy(stored.reshape(-1, block_bytes).copy())
+    digits = [_rows(len(stored), *parts) for parts in READERS[quantization](blocks)]
+    codes, scales, offsets = (torch.cat(parts, 1) for parts in zip(*digits, strict=True))
+    return Groups(codes, scales, offsets, len(digits))
+
+
+def joined(parts: Sequence[Groups]) -> Groups | None:
+    """Rows of several layers one below the other; None where they differ in digits."""
+    digits = {part.digits for part in parts}
+    if len(digits) != 1:
+        return None
+    return Groups(
+        torch.cat([part.codes for part in parts]),
+        torch.cat([part.scales for part in parts]),
+        torch.cat([part.offsets for part in parts]),
+        digits.pop(),
+    )
+
+
+Parts = tuple[Tensor, Tensor, Tensor]
+"""Codes, scales and offsets of blocks, [blocks, ...]."""
+
+
+def _rows(n_rows: int, *parts: Tensor) -> list[Tensor]:
+    return [part.reshape(n_rows, -1) for part in parts]
+
+
+def _q4_0(blocks: Tensor) -> list[Parts]:
+    scales = float16_at(blocks, 0)
+    return [(halves(blocks[:, 2:]), scales, -8 * scales)]
+
+
+def _q4_1(blocks: Tensor) -> list[Parts]:
+    return [(halves(blocks[:, 4:]), float16_at(blocks, 0), float16_at(blocks, 2))]
+
+
+def _q4_k(blocks: Tensor) -> list[Parts]:
+    codes, scales, minima = parts_of_k(blocks)
+    return [(codes, scales, -minima)]
+
+
+def _q8_0(blocks: Tensor) -> list[Parts]:
+    """Eight bits are two digits of four: 16 * (high - 8) + low."""
+    scales, bytes_ = float16_at(blocks, 0), blocks[:, 2:]
+    high = (bytes_ >> 4) ^ 8  # a signed digit counted from 8
+    return [(high, 16 * scales, -128 * scales), (bytes_ & 15, scales, torch.zeros_like(scales))]
+
+
+READERS: dict[GGMLQuantizationType, Callable[[Tensor], list[Parts]]] = {
+    GGMLQuantizationType.Q4_0: _q4_0,
+    GGMLQuantizationType.Q4_1: _q4_1,
+    GGMLQuantizationType.Q4_K: _q4_k,
+    GGMLQuantizationType.Q8_0: _q8_0,
+}
