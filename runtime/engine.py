@@ -14,7 +14,7 @@ from runtime.events import Event, Progress
 from runtime.hardware import detect
 from runtime.memory import Mode, plan
 from runtime.models.load import Model, load_model, read_facts
-from runtime.models.rope import longest_context, rope_kind, yarn_factor
+from runtime.models.rope import longest_context, planned_length, rope_kind, stretch
 from runtime.models.sources import locate
 from runtime.prefix import common_prefix
 from runtime.session import Session
@@ -118,8 +118,8 @@ class Engine:
     def rope_note(self, n_tokens: int) -> str | None:
         """What to tell a person about a sequence longer than the model was trained on; None where there is nothing."""
         trained = self.facts.trained_context
-        factor = yarn_factor(n_tokens, self._target.config, trained)
-        if factor == 1:
+        factor = stretch(n_tokens, self._target.config, trained)
+        if factor == 1 or n_tokens <= trained:
             return None
         kind = "YaRN" if rope_kind(self._target.config) == "default" else "Dynamic scaling"
         return f"{kind} x{factor:g} is on: {n_tokens:,} tokens are more than the {trained:,} the model was trained on."
@@ -140,8 +140,9 @@ class Engine:
         return _events(job)
 
     def new_session(self, n_tokens: int) -> Session:
-        """An empty session for sequences of up to `n_tokens`, at least the trained context."""
-        return Session(self._target, self._draft, self._speculation, max(n_tokens, self.facts.trained_context))
+        """An empty session for sequences of up to `n_tokens`, or more where that costs nothing."""
+        planned = planned_length(n_tokens, self._target.config, self.facts.trained_context)
+        return Session(self._target, self._draft, self._speculation, planned)
 
     def close(self) -> None:
         """Let the running answer end and the worker stop."""
@@ -186,7 +187,7 @@ class Engine:
             del self._sessions[0]
 
     def _factor(self, n_tokens: int) -> float:
-        return yarn_factor(n_tokens, self._target.config, self.facts.trained_context)
+        return stretch(n_tokens, self._target.config, self.facts.trained_context)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,28 +18,33 @@ TILE_SCORES = 1 << 22  # and how many scores that may be, so that they stay in t
 
 
 class Attend(Protocol):
-    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def __call__(
+        self, queries: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None = None
+    ) -> Tensor:
         """Attention output [heads, tokens, head_dim].
 
         `queries` [heads, tokens, head_dim] belong to the newest tokens of `keys` and `values`
         [kv_heads, held, head_dim], held >= tokens; consecutive heads / kv_heads query heads share a KV head.
+        A query sees its own token and those before it, `window` in all.
         """
         ...
 
 
-def attend_plainly(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+def attend_plainly(queries: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None = None) -> Tensor:
     """The definition, in float32: the reference for every other backend."""
     n_kv_heads, n_held, _ = keys.shape
     n_tokens = queries.shape[1]
     grouped: Tensor = queries.unflatten(0, (n_kv_heads, -1)).float()  # [kv_heads, group, tokens, head_dim]
     scores = grouped @ keys.float().transpose(1, 2).unsqueeze(1) * scale
-    unseen = torch.ones(n_tokens, n_held, dtype=torch.bool, device=keys.device).triu(n_held - n_tokens + 1)
-    weights = scores.masked_fill(unseen, -torch.inf).softmax(-1)
+    seen = _seen(n_tokens, n_held, window or n_held, keys.device)
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
     return (weights @ values.float().unsqueeze(1)).flatten(0, 1).to(queries.dtype)
 
 
-def attend_on_cpu(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+def attend_on_cpu(queries: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None = None) -> Tensor:
     """By PyTorch's CPU flash kernel. The query heads of a KV head are folded into rows, so its keys are read once."""
+    if window is not None and window < keys.shape[1]:
+        return _attend_in_window(attend_on_cpu, queries, keys, values, scale, window)
     n_kv_heads, n_held, head_dim = keys.shape
     n_heads, n_tokens, _ = queries.shape
     n_past = n_held - n_tokens
@@ -111,13 +116,17 @@ def _joined(outputs: Tensor, sums: Tensor) -> Tensor:
     return (outputs * weights).sum(0).to(outputs.dtype)
 
 
-def attend_by_products(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+def attend_by_products(
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None = None
+) -> Tensor:
     """By two matrix products a KV head and tile of query rows, for processors that multiply bfloat16 by themselves.
 
     Scores are held in the queries' dtype. Where such products are fast this is two to three times as fast as the flash
     kernel, for one token as for a prompt block. The keys of one head are contiguous in a longer buffer; those of all
     heads together are not, and would be copied.
     """
+    if window is not None and window < keys.shape[1]:
+        return _attend_in_window(attend_by_products, queries, keys, values, scale, window)
     n_kv_heads, n_held, head_dim = keys.shape
     n_heads, n_tokens, _ = queries.shape
     group = n_heads // n_kv_heads
@@ -144,8 +153,10 @@ def _causal(n_tokens: int, dtype: torch.dtype) -> Tensor:
     return torch.full((n_tokens, n_tokens), -torch.inf, dtype=dtype).triu(1)
 
 
-def attend_by_sdpa(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+def attend_by_sdpa(queries: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None = None) -> Tensor:
     """By `scaled_dot_product_attention`, for devices with kernels of their own behind it."""
+    if window is not None and window < keys.shape[1]:
+        return _attend_in_window(attend_by_sdpa, queries, keys, values, scale, window)
     n_tokens, n_held = queries.shape[1], keys.shape[1]
     mask = None
     if 1 < n_tokens < n_held:
@@ -159,6 +170,27 @@ def attend_by_sdpa(queries: Tensor, keys: Tensor, values: Tensor, scale: float) 
         scale=scale,
         enable_gqa=queries.shape[0] != keys.shape[0],
     )[0]
+
+
+def _attend_in_window(
+    attend: Attend, queries: Tensor, keys: Tensor, values: Tensor, scale: float, window: int
+) -> Tensor:
+    """Attention to the newest `window` tokens of more: by `attend` for one query, by a masked kernel for several."""
+    n_heads, n_tokens, _ = queries.shape
+    n_seen = min(window + n_tokens - 1, keys.shape[1])  # by any of the queries
+    keys, values = keys[:, -n_seen:], values[:, -n_seen:]
+    if n_tokens == 1:
+        return attend(queries, keys, values, scale)
+    rows = queries.reshape(1, keys.shape[0], -1, queries.shape[2])  # [1, kv_heads, group * tokens, head_dim]
+    seen = _seen(n_tokens, n_seen, window, keys.device).repeat(n_heads // keys.shape[0], 1)
+    mixed = torch.nn.functional.scaled_dot_product_attention(rows, keys[None], values[None], seen, scale=scale)
+    return mixed.reshape(queries.shape)
+
+
+def _seen(n_tokens: int, n_held: int, window: int, device: torch.device) -> Tensor:
+    """Which of `n_held` tokens each of the newest `n_tokens` sees, [tokens, held]."""
+    own = n_held - n_tokens
+    return torch.ones(n_tokens, n_held, dtype=torch.bool, device=device).tril(own).triu(own - window + 1)
 
 
 def choose_attend(device: torch.device, dtype: torch.dtype) -> Attend:

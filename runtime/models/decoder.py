@@ -1,17 +1,22 @@
-"""One forward pass of the Llama family over any KV store."""
+"""One forward pass over any KV store, of every supported family: what tells them apart are features, which cost
+nothing where they are absent."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, rms_norm, silu
+from torch.nn.functional import embedding, gelu, rms_norm, silu
 
 from runtime.kv.store import Store
 from runtime.models.attention import Attend
 from runtime.models.linear import Linear
 from runtime.models.rope import Rope, rotate
-from runtime.models.spec import Spec
+from runtime.models.spec import Activation, Spec
+
+ACTIVATE: dict[Activation, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu_tanh": partial(gelu, approximate="tanh")}
 
 
 class Observer(Protocol):
@@ -24,16 +29,24 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one layer. `qkv` gives queries, keys and values side by side, `gate_up` gate and up."""
+    """Weights of one layer. `qkv` gives queries, keys and values side by side, `gate_up` gate and up.
+
+    Norms that a model does not have are None. The layer sees the newest `window` tokens, or all; `rope` says which of
+    the decoder's rotary embeddings it uses, if any.
+    """
 
     attention_norm: Tensor
     qkv: Linear
     query_norm: Tensor | None
     key_norm: Tensor | None
     output: Linear
+    attention_post_norm: Tensor | None
     mlp_norm: Tensor
     gate_up: Linear
     down: Linear
+    mlp_post_norm: Tensor | None
+    window: int | None
+    rope: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +59,34 @@ class Weights:
     head: Linear
 
 
-class Decoder:
-    """A model with its rotary embedding. It holds no sequence: that is in the store it is given."""
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What all layers of one forward pass share. `turns` are cosines and sines, one pair for each rotary embedding;
+    `temperatures` [tokens, 1, 1] multiply the queries."""
 
-    def __init__(self, spec: Spec, weights: Weights, rope: Rope, attend: Attend) -> None:
+    store: Store
+    start: int
+    turns: tuple[tuple[Tensor, Tensor], ...]
+    temperatures: Tensor | None
+    observer: Observer | None
+
+
+class Decoder:
+    """A model with its rotary embeddings. It holds no sequence: that is in the store it is given."""
+
+    def __init__(self, spec: Spec, weights: Weights, ropes: tuple[Rope, ...], attend: Attend) -> None:
         self.spec = spec
         self._weights = weights
-        self._rope = rope
+        self._ropes = ropes
         self._attend = attend
+        self._activate = ACTIVATE[spec.activation]
+        # In the weights' dtype, as models were trained with it: in bfloat16 Gemma's sqrt(3072) is 55.5.
+        scale = spec.embedding_multiplier
+        self._embedding_scale = None if scale is None else float(torch.tensor(scale, dtype=self.dtype))
 
-    def with_rope(self, rope: Rope) -> "Decoder":
-        """The same weights under another rotary embedding (another YaRN factor)."""
-        return Decoder(self.spec, self._weights, rope, self._attend)
+    def with_rope(self, ropes: tuple[Rope, ...]) -> "Decoder":
+        """The same weights under other rotary embeddings (another YaRN factor)."""
+        return Decoder(self.spec, self._weights, ropes, self._attend)
 
     @property
     def device(self) -> torch.device:
@@ -74,55 +103,62 @@ class Decoder:
         The tokens continue what the store holds; their keys and values become its newest, uncommitted. On any error
         the store is as before.
         """
-        start = store.length
+        start, scale = store.length, self.spec.residual_multiplier
         store.extend(len(ids))
         try:
-            rotations = self._rope.at(store.positions(len(ids)), self.dtype)
+            shared = self._pass(store, start, store.positions(len(ids)), observer)
             hidden = embedding(ids, self._weights.embeddings)
+            if self._embedding_scale is not None:
+                hidden = hidden * self._embedding_scale
             for index, layer in enumerate(self._weights.layers):
-                hidden = hidden + self._attention(index, layer, hidden, store, rotations, start, observer)
-                hidden = hidden + self._feed_forward(layer, hidden)
+                hidden = torch.add(hidden, self._attention(index, layer, hidden, shared), alpha=scale)
+                hidden = torch.add(hidden, self._feed_forward(layer, hidden), alpha=scale)
             return self._logits(hidden[len(hidden) - n_logits :])
         except BaseException:
             store.trim(start)
             raise
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        normed = rms_norm(hidden, (self.spec.hidden_size,), self._weights.norm, self.spec.norm_eps)
-        return self._weights.head(normed).float()
+    def _pass(self, store: Store, start: int, positions: range, observer: Observer | None) -> _Pass:
+        turns = tuple(rope.at(positions, self.dtype) for rope in self._ropes)
+        temperature, temperatures = self.spec.query_temperature, None
+        if temperature is not None and positions.stop > temperature.length:  # up to there it is 1
+            places = torch.arange(positions.start, positions.stop, dtype=torch.float32, device=self.device)
+            factors = 1 + temperature.beta * torch.log1p(torch.floor(places / temperature.length))
+            temperatures = factors.to(self.dtype)[:, None, None]
+        return _Pass(store, start, turns, temperatures, observer)
 
-    def _attention(
-        self,
-        index: int,
-        layer: Layer,
-        hidden: Tensor,
-        store: Store,
-        rotations: tuple[Tensor, Tensor],
-        start: int,
-        observer: Observer | None,
-    ) -> Tensor:
-        spec, n_tokens = self.spec, len(hidden)
-        normed = rms_norm(hidden, (spec.hidden_size,), layer.attention_norm, spec.norm_eps)
-        heads = layer.qkv(normed).view(n_tokens, -1, spec.head_dim)
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self._weights.head(self._normed(hidden, self._weights.norm)).float()
+
+    def _normed(self, hidden: Tensor, norm: Tensor) -> Tensor:
+        """The root-mean-square norm over the last axis."""
+        return rms_norm(hidden, (hidden.shape[-1],), norm, self.spec.norm_eps)
+
+    def _attention(self, index: int, layer: Layer, hidden: Tensor, shared: _Pass) -> Tensor:
+        spec, store, n_tokens = self.spec, shared.store, len(hidden)
+        heads = layer.qkv(self._normed(hidden, layer.attention_norm)).view(n_tokens, -1, spec.head_dim)
         queries, keys, values = heads.split((spec.n_heads, spec.n_kv_heads, spec.n_kv_heads), 1)
-        if layer.query_norm is not None:
-            queries = rms_norm(queries, (spec.head_dim,), layer.query_norm, spec.norm_eps)
-            keys = rms_norm(keys, (spec.head_dim,), layer.key_norm, spec.norm_eps)
-        queries = rotate(queries, *rotations).transpose(0, 1)
-        if store.keys_are_rotated:
-            store.write(index, rotate(keys, *rotations).transpose(0, 1), values.transpose(0, 1))
-            held_keys, held_values = store.read(index)
-        else:
-            store.write(index, keys.transpose(0, 1), values.transpose(0, 1))
-            held_keys, held_values = store.read(index)
-            in_window = self._rope.at(range(held_keys.shape[1]), self.dtype)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            queries, keys = self._normed(queries, layer.query_norm), self._normed(keys, layer.key_norm)
+        if layer.rope is not None:
+            queries = rotate(queries, *shared.turns[layer.rope])
+            if store.keys_are_rotated:
+                keys = rotate(keys, *shared.turns[layer.rope])
+        if shared.temperatures is not None:
+            queries = queries * shared.temperatures
+        queries = queries.transpose(0, 1)
+        store.write(index, keys.transpose(0, 1), values.transpose(0, 1))
+        held_keys, held_values = store.read(index)
+        if layer.rope is not None and not store.keys_are_rotated:
+            in_window = self._ropes[layer.rope].at(range(held_keys.shape[1]), self.dtype)
             held_keys = rotate(held_keys.transpose(0, 1), *in_window).transpose(0, 1)
-        if observer is not None:
-            observer.observe(index, start, queries)
-        mixed = self._attend(queries, held_keys, held_values, spec.attention_scale)
-        return layer.output(mixed.transpose(0, 1).reshape(n_tokens, -1))
+        if shared.observer is not None:
+            shared.observer.observe(index, shared.start, queries)
+        mixed = self._attend(queries, held_keys, held_values, spec.attention_scale, layer.window)
+        output = layer.output(mixed.transpose(0, 1).reshape(n_tokens, -1))
+        return output if layer.attention_post_norm is None else self._normed(output, layer.attention_post_norm)
 
     def _feed_forward(self, layer: Layer, hidden: Tensor) -> Tensor:
-        normed = rms_norm(hidden, (self.spec.hidden_size,), layer.mlp_norm, self.spec.norm_eps)
-        gate, up = layer.gate_up(normed).chunk(2, -1)
-        return layer.down(silu(gate) * up)
+        gate, up = layer.gate_up(self._normed(hidden, layer.mlp_norm)).chunk(2, -1)
+        output = layer.down(self._activate(gate) * up)
+        return output if layer.mlp_post_norm is None else self._normed(output, layer.mlp_post_norm)

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from runtime.errors import ModelDamaged, UnsupportedModel
+from runtime.errors import ModelDamaged
 from runtime.events import Progress
 from runtime.models.attention import choose_attend
 from runtime.models.converted import converted
 from runtime.models.decoder import Decoder
 from runtime.models.gguf_header import read_header
-from runtime.models.rope import Rope, build_rope
+from runtime.models.rope import Rope, build_ropes, planned_length
 from runtime.models.sources import Source
-from runtime.models.spec import SUPPORTED, Spec, read_spec
+from runtime.models.spec import SUPPORTED, Spec, read_spec, require, text_config
 from runtime.models.weights import GgufFile, SafetensorsFolder, TensorFile, WeightReader
 from runtime.tokenizer import Tokenizer
 
@@ -42,9 +42,9 @@ class Model:
     def spec(self) -> Spec:
         return self.decoder.spec
 
-    def rope(self, n_tokens: int) -> Rope:
-        """The rotary embedding for a sequence of up to `n_tokens`."""
-        return build_rope(self.config, self.spec.trained_context, n_tokens, self.decoder.device)
+    def rope(self, n_tokens: int) -> tuple[Rope, ...]:
+        """The rotary embeddings for a sequence of up to `n_tokens`."""
+        return build_ropes(self.config, self.spec.trained_context, n_tokens, self.decoder.device)
 
 
 def load_model(
@@ -65,8 +65,9 @@ def load_model(
         layers.append(reader.layer(index))
         progress(Progress("load", index + 1, spec.n_layers))
     weights = reader.whole(tuple(layers), facts.tokenizer.n_tokens)
-    rope = build_rope(facts.config, spec.trained_context, spec.trained_context, device)
-    return Model(Decoder(spec, weights, rope, choose_attend(device, dtype)), facts.config, facts.tokenizer)
+    shortest = planned_length(1, facts.config, spec.trained_context)
+    ropes = build_ropes(facts.config, spec.trained_context, shortest, device)
+    return Model(Decoder(spec, weights, ropes, choose_attend(device, dtype)), facts.config, facts.tokenizer)
 
 
 def read_facts(source: Source, cache_dir: Path) -> ModelFacts:
@@ -80,14 +81,14 @@ def read_facts(source: Source, cache_dir: Path) -> ModelFacts:
     else:
         config, backend = converted(source.path, cache_dir)
         ends = _ids(config.eos_token_id)
-    return ModelFacts(read_spec(config), config, Tokenizer(backend, ends | _turn_ends(Tokenizer(backend))))
+    text = text_config(config)
+    return ModelFacts(read_spec(text), text, Tokenizer(backend, ends | _turn_ends(Tokenizer(backend))))
 
 
 def _read_folder(folder: Path) -> tuple[Any, Any]:
     """The folder's config and tokenizer; code that it brings is not run."""
     kind = str(_json(folder / "config.json").get("model_type") or "a model without model_type")
-    if kind not in SUPPORTED:
-        raise UnsupportedModel(kind, tuple(SUPPORTED.values()))
+    require(kind in SUPPORTED, kind)
     # Imported where a folder is read: together they take more than a second, and a GGUF file needs neither.
     from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -105,7 +106,7 @@ def _end_ids(folder: Path, config: Any) -> frozenset[int]:
     """Ids that end a turn by the model's own configuration files."""
     generation = folder / "generation_config.json"
     ends = _ids(_json(generation).get("eos_token_id")) if generation.exists() else frozenset()
-    return ends | _ids(config.eos_token_id)
+    return ends | _ids(getattr(config, "eos_token_id", None)) | _ids(text_config(config).eos_token_id)
 
 
 def _turn_ends(tokenizer: Tokenizer) -> frozenset[int]:

@@ -47,40 +47,46 @@ class TensorFile(Protocol):
 
 
 class SafetensorsFolder:
-    """`model.safetensors`, or shards with an index, in a folder. Each file is mapped once."""
+    """`model.safetensors`, or shards with an index, in a folder. Each file is mapped once.
+
+    Where a text model lies beside others, its tensors go by the names they have in a text model alone.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._open: dict[str, Any] = {}
         self._files = self._listed() if (folder / INDEX).exists() else self._found()
+        self._stored_names = {_name_in_text_model(name): name for name in self._files}
 
     @property
     def name(self) -> str:
         return str(self._folder)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._files
+        return name in self._stored_names
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        with self._reading(name) as file:
-            return tuple(file.get_slice(name).get_shape())
+        with self._reading(name) as (file, stored_name):
+            return tuple(file.get_slice(stored_name).get_shape())
 
     def read(self, name: str, out: Tensor) -> None:
-        with self._reading(name) as file:
-            out.copy_(file.get_tensor(name))
+        with self._reading(name) as (file, stored_name):
+            out.copy_(file.get_tensor(stored_name))
 
     def groups(self, name: str) -> Groups | None:
         return None
 
     @contextlib.contextmanager
-    def _reading(self, name: str) -> Iterator[Any]:
-        """The open file that holds the tensor."""
-        if name not in self._files:
+    def _reading(self, name: str) -> Iterator[tuple[Any, str]]:
+        """The open file that holds the tensor, and the tensor's name in it."""
+        if name not in self._stored_names:
             raise missing(self.name, name)
+        stored_name = self._stored_names[name]
+        file = self._files[stored_name]
         try:
-            yield self._opened(self._files[name])
+            yield self._opened(file), stored_name
         except SafetensorError as error:
-            raise ModelDamaged(self.name, f"{self._files[name]} cannot be read ({error})") from error
+            raise ModelDamaged(self.name, f"{file} cannot be read ({error})") from error
 
     def _listed(self) -> dict[str, str]:
         """Tensor to file, by the index."""
@@ -111,11 +117,17 @@ class SafetensorsFolder:
         return self._open[file]
 
 
+def _name_in_text_model(name: str) -> str:
+    """`language_model.model.norm.weight` and `model.language_model.norm.weight` are `model.norm.weight`."""
+    return name.removeprefix("language_model.").replace("model.language_model.", "model.", 1)
+
+
 GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
     "input_layernorm": "attn_norm",
+    "self_attn.qkv_proj": "attn_qkv",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -123,10 +135,19 @@ GGUF_NAMES = {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+# Where a norm follows attention, it has the name that elsewhere is the norm's before the MLP.
+POST_NORM_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+# llama.cpp stores the query and key rows of these architectures in interleaved rotary order.
+INTERLEAVED = ("llama", "granite", "smollm3", "mistral3")
 
 
 class GgufFile:
@@ -134,15 +155,15 @@ class GgufFile:
 
     def __init__(self, header: GgufHeader, spec: Spec) -> None:
         self._header, self._spec = header, spec
-        # llama.cpp stores the query and key rows of this architecture in interleaved rotary order.
-        self._is_interleaved = header.architecture == "llama"
+        self._is_interleaved = header.architecture in INTERLEAVED
+        self._names = GGUF_NAMES | (POST_NORM_NAMES if spec.has_post_norms else {})
 
     @property
     def name(self) -> str:
         return str(self._header.path)
 
     def __contains__(self, name: str) -> bool:
-        return _gguf_name(name) in self._header.tensors
+        return self._stored_name(name) in self._header.tensors
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         return self._found(name).shape
@@ -165,10 +186,17 @@ class GgufFile:
         return read_groups(stored if order is None else stored[order], tensor.quantization)
 
     def _found(self, name: str) -> StoredTensor:
-        tensor = self._header.tensors.get(_gguf_name(name))
+        tensor = self._header.tensors.get(self._stored_name(name))
         if tensor is None:
             raise missing(self.name, name)
         return tensor
+
+    def _stored_name(self, name: str) -> str:
+        stem, _, kind = name.rpartition(".")
+        if not stem.startswith("model.layers."):
+            return f"{self._names.get(stem, stem)}.{kind}"
+        layer, _, part = stem.removeprefix("model.layers.").partition(".")
+        return f"blk.{layer}.{self._names[part]}.{kind}"
 
     def _order(self, name: str, n_rows: int) -> NDArray[np.int64] | None:
         """Which stored row each row is: (x0, y0, x1, y1, ...) of each head becomes (x0, x1, ..., y0, y1, ...)."""
@@ -180,14 +208,6 @@ class GgufFile:
 
 def missing(file: str, name: str) -> ModelDamaged:
     return ModelDamaged(file, f"the tensor {name} is missing")
-
-
-def _gguf_name(name: str) -> str:
-    stem, _, kind = name.rpartition(".")
-    if not stem.startswith("model.layers."):
-        return f"{GGUF_NAMES.get(stem, stem)}.{kind}"
-    layer, _, part = stem.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{GGUF_NAMES[part]}.{kind}"
 
 
 class WeightReader:
@@ -204,15 +224,22 @@ class WeightReader:
         attention = {f"{stem}.self_attn.q_proj": queries}
         attention |= dict.fromkeys((f"{stem}.self_attn.k_proj", f"{stem}.self_attn.v_proj"), keys)
         gate_up = dict.fromkeys((f"{stem}.mlp.gate_proj", f"{stem}.mlp.up_proj"), spec.intermediate_size)
+        post_norm, mlp_norm = None, self._norm(f"{stem}.post_attention_layernorm")
+        if spec.has_post_norms:
+            post_norm, mlp_norm = mlp_norm, self._norm(f"{stem}.pre_feedforward_layernorm")
         return Layer(
-            attention_norm=self._tensor(f"{stem}.input_layernorm.weight", spec.hidden_size),
-            qkv=self._linear(attention, spec.hidden_size),
-            query_norm=self._head_norm(f"{stem}.self_attn.q_norm.weight"),
-            key_norm=self._head_norm(f"{stem}.self_attn.k_norm.weight"),
+            attention_norm=self._norm(f"{stem}.input_layernorm"),
+            qkv=self._linear(self._fused(attention, f"{stem}.self_attn.qkv_proj"), spec.hidden_size),
+            query_norm=self._norm(f"{stem}.self_attn.q_norm", spec.head_dim) if spec.has_qk_norm else None,
+            key_norm=self._norm(f"{stem}.self_attn.k_norm", spec.head_dim) if spec.has_qk_norm else None,
             output=self._linear({f"{stem}.self_attn.o_proj": spec.hidden_size}, queries),
-            mlp_norm=self._tensor(f"{stem}.post_attention_layernorm.weight", spec.hidden_size),
-            gate_up=self._linear(gate_up, spec.hidden_size),
+            attention_post_norm=post_norm,
+            mlp_norm=mlp_norm,
+            gate_up=self._linear(self._fused(gate_up, f"{stem}.mlp.gate_up_proj"), spec.hidden_size),
             down=self._linear({f"{stem}.mlp.down_proj": spec.hidden_size}, spec.intermediate_size),
+            mlp_post_norm=self._norm(f"{stem}.post_feedforward_layernorm") if spec.has_post_norms else None,
+            window=spec.windows[index],
+            rope=spec.rope_of(index),
         )
 
     def whole(self, layers: tuple[Layer, ...], n_tokens: int) -> Weights:
@@ -226,9 +253,16 @@ class WeightReader:
         head = embeddings
         if not spec.ties_embeddings:
             head = self._tensor("lm_head.weight", spec.vocab_size, spec.hidden_size)
-        norm = self._tensor("model.norm.weight", spec.hidden_size)
+        norm = self._norm("model.norm")
+        if spec.logits_divisor is not None:
+            norm = norm / spec.logits_divisor  # the head is linear
         name = "model.embed_tokens" if spec.ties_embeddings else "lm_head"
         return Weights(embeddings, layers, norm, self._linear_of(head[:n_tokens], [name]))
+
+    def _fused(self, rows: dict[str, int], fused: str) -> dict[str, int]:
+        """The projections named by `rows`, or where the file has no first of them, the one that holds them all."""
+        names = [f"{name}.weight" in self._file for name in (next(iter(rows)), fused)]
+        return {fused: sum(rows.values())} if names == [False, True] else rows
 
     def _linear(self, rows: dict[str, int], n_columns: int) -> Linear:
         """The projections named by `rows`, with their numbers of rows, one below the other."""
@@ -255,8 +289,10 @@ class WeightReader:
             self._file.read(f"{name}.{kind}", out)
         return whole.to(self._device)
 
-    def _head_norm(self, name: str) -> Tensor | None:
-        return self._tensor(name, self._spec.head_dim) if self._spec.has_qk_norm else None
+    def _norm(self, name: str, n_columns: int | None = None) -> Tensor:
+        """A norm over the hidden state, or over `n_columns` numbers, as the factors it multiplies by."""
+        norm = self._tensor(f"{name}.weight", n_columns or self._spec.hidden_size)
+        return norm + self._spec.norm_offset if self._spec.norm_offset else norm
 
     def _tensor(self, name: str, n_rows: int, *columns: int) -> Tensor:
         stem, _, kind = name.rpartition(".")

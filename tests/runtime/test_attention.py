@@ -49,6 +49,41 @@ def test_backends_agree_in_float32(attend: Attend, n_heads: int, n_kv_heads: int
     torch.testing.assert_close(attend(queries, keys, values, 0.5), expected, atol=2e-6, rtol=2e-5)
 
 
+WINDOWED = [
+    (1, 0, 5), (1, 4, 5), (1, 5, 5), (1, 700, 512), (2, 0, 1), (7, 3, 9), (7, 3, 10), (8, 1030, 1), (8, 1030, 600),
+    (64, 64, 40), (129, 0, 40), (129, 0, 129), (300, 1500, 1024), (700, 0, 600), (700, 500, 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("attend", BACKENDS)
+@pytest.mark.parametrize(("n_heads", "n_kv_heads"), HEADS)
+@pytest.mark.parametrize(("n_tokens", "n_past", "window"), WINDOWED)
+def test_backends_agree_within_a_window(
+    attend: Attend, n_heads: int, n_kv_heads: int, n_tokens: int, n_past: int, window: int
+) -> None:
+    """For windows shorter and longer than the tokens and what lies before them, down to the token alone."""
+    queries, keys, values = case(n_heads, n_kv_heads, n_tokens, n_past, torch.float32)
+
+    expected = attend_plainly(queries, keys, values, 0.5, window)
+
+    torch.testing.assert_close(attend(queries, keys, values, 0.5, window), expected, atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.parametrize("attend", [attend_plainly, *BACKENDS])
+@pytest.mark.parametrize("n_tokens", [1, 5])
+def test_a_window_counts_the_query_s_own_token(attend: Attend, n_tokens: int) -> None:
+    """What lies one before the last query's window changes nothing for it; what begins the window does."""
+    queries, keys, values = case(4, 2, n_tokens, 40, torch.float32)
+    before = attend(queries, keys, values, 0.5, 16)[:, -1]
+    values[:, -17] += 3
+    outside = attend(queries, keys, values, 0.5, 16)[:, -1]
+    values[:, -16] += 3
+    inside = attend(queries, keys, values, 0.5, 16)[:, -1]
+
+    torch.testing.assert_close(outside, before, atol=1e-6, rtol=0)
+    assert (inside - before).abs().max() > 0.01
+
+
 @pytest.mark.parametrize("attend", BACKENDS)
 @pytest.mark.parametrize(("n_tokens", "n_past"), [(1, 1025), (8, 1030), (129, 0), (300, 700)])
 def test_backends_agree_in_bfloat16(attend: Attend, n_tokens: int, n_past: int) -> None:

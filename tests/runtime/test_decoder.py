@@ -17,7 +17,7 @@ from runtime.kv.store import Store
 from runtime.kv.streaming import StreamingStore
 from runtime.models.attention import Attend, attend_by_products, attend_by_sdpa, attend_on_cpu
 from runtime.models.decoder import Decoder
-from tests.runtime.tiny import KINDS, Kind, random_ids, tiny_decoder
+from tests.runtime.tiny import KINDS, YARN, Kind, random_ids, tiny_decoder
 
 TOLERANCE = 1e-4
 
@@ -67,15 +67,44 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "mistral": ("mistral", {}),
     "mistral, heads of their own size": ("mistral", {"head_dim": 24}),
     "mistral within its window": ("mistral", {"sliding_window": 129}),
+    "mistral beyond its window": ("mistral", {"sliding_window": 20}),
+    "ministral": ("ministral", {}),
+    "ministral 3": ("ministral3", {}),
+    "ministral 3 with a window": ("ministral3", {"sliding_window": 20}),
     "qwen2": ("qwen2", {}),
     "qwen2, tied embeddings": ("qwen2", {"tie_word_embeddings": True}),
     "qwen2 within the window of some layers": (
         "qwen2",
         {"use_sliding_window": True, "sliding_window": 129, "max_window_layers": 1},
     ),
+    "qwen2 beyond the window of some layers": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+    ),
     "qwen3": ("qwen3", {}),
     "qwen3, wide heads, one KV head": ("qwen3", {"head_dim": 32, "num_key_value_heads": 1}),
     "qwen3 with biases, tied": ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+    "smollm3": ("smollm3", {}),
+    "smollm3, tied, no layer with RoPE": ("smollm3", {"no_rope_layers": [0, 0, 0], "tie_word_embeddings": True}),
+    "smollm3 with windows": ("smollm3", {"use_sliding_window": True, "sliding_window": 20}),
+    "granite": ("granite", {}),
+    "granite, tied": ("granite", {"tie_word_embeddings": True, "attention_bias": True}),
+    "granite without effect": ("granite", {"embedding_multiplier": 1, "residual_multiplier": 1, "logits_scaling": 1}),
+    "phi3": ("phi3", {}),
+    "phi3, whole heads, one KV head, tied": (
+        "phi3",
+        {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "phi3 with a window": ("phi3", {"sliding_window": 20}),
+    "gemma3": ("gemma3_text", {}),
+    "gemma3, tied, wide heads, one KV head": (
+        "gemma3_text",
+        {"tie_word_embeddings": True, "head_dim": 32, "num_key_value_heads": 1},
+    ),
 }
 
 
@@ -107,6 +136,34 @@ def test_blocks_over_a_cache_equal_the_whole_at_once(kind: Kind, block: int) -> 
     ids = random_ids(129)
 
     assert_same(in_blocks(decoder, full_store(decoder), ids, block), expected(model, ids))
+
+
+WITHOUT: dict[str, tuple[Kind, dict[str, Any]]] = {
+    "its windows": ("ministral", {"layer_types": ["full_attention"] * 3}),
+    "another window": ("ministral", {"sliding_window": 41}),
+    "the temperature of queries": ("ministral3", {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}}),
+    "layers without RoPE": ("smollm3", {"no_rope_layers": [1, 1, 1]}),
+    "the multiplier of embeddings": ("granite", {"embedding_multiplier": 1.0}),
+    "the multiplier of scores": ("granite", {"attention_multiplier": 0.25}),
+    "the multiplier of blocks": ("granite", {"residual_multiplier": 1.0}),
+    "the divisor of logits": ("granite", {"logits_scaling": 1.0}),
+    "RoPE on a part of each head": ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}),
+    "a scale of its own": ("gemma3_text", {"query_pre_attn_scalar": 16}),
+    "local layers": ("gemma3_text", {"layer_types": ["full_attention"] * 3}),
+    "gelu": ("gemma3_text", {"hidden_activation": "silu"}),
+}
+
+
+@pytest.mark.parametrize(("kind", "changes"), WITHOUT.values(), ids=WITHOUT.keys())
+def test_what_makes_a_family_matters(kind: Kind, changes: dict[str, Any]) -> None:
+    """Without one of its particulars the same weights give other logits: the tests above compare it too."""
+    _, model = tiny_decoder(kind)
+    without, _ = tiny_decoder(kind, **changes)
+    ids = random_ids(129)
+
+    logits = without.forward(ids, full_store(without), n_logits=129)
+
+    assert (logits - expected(model, ids))[-80:].abs().max() > 0.02
 
 
 def test_only_the_last_logits_are_given() -> None:
@@ -177,11 +234,13 @@ class FailingAttend:
     def __init__(self, n_calls: int) -> None:
         self._left = n_calls
 
-    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def __call__(
+        self, queries: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None = None
+    ) -> Tensor:
         self._left -= 1
         if self._left < 0:
             raise MemoryError
-        return attend_on_cpu(queries, keys, values, scale)
+        return attend_on_cpu(queries, keys, values, scale, window)
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])

@@ -7,10 +7,11 @@ import pytest
 import torch
 from transformers import AutoConfig, LlamaForCausalLM
 
-from runtime.errors import UnsupportedModel
 from runtime.kv.full import FullStore
 from runtime.kv.streaming import StreamingStore
-from runtime.models.rope import build_rope, longest_context, rotate, yarn_factor
+from runtime.models.load import read_facts
+from runtime.models.rope import build_ropes, longest_context, planned_length, rotate, stretch
+from runtime.models.sources import Source
 from runtime.models.spec import read_spec
 from tests.runtime.tiny import Kind, change_config, decoder_of, random_ids, save_tiny, tiny_config, tiny_decoder
 
@@ -18,6 +19,15 @@ TOLERANCE = 1e-4
 TRAINED = 64
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": TRAINED}
 YARN = {"factor": 4.0, "original_max_position_embeddings": TRAINED}
+LONG = {
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+    "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0],
+    "original_max_position_embeddings": TRAINED,
+}
+GEMMA_LINEAR = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 10_000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
 PARAMETERS: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default"},
     "default, another base": {"rope_type": "default", "rope_theta": 500_000.0},
@@ -54,7 +64,7 @@ def test_the_kinds_differ() -> None:
         config = tiny_config(
             "llama", max_position_embeddings=4 * TRAINED, rope_parameters={"rope_theta": 10_000.0, **parameters}
         )
-        rope = build_rope(config, 4 * TRAINED, 4 * TRAINED, torch.device("cpu"))
+        (rope,) = build_ropes(config, 4 * TRAINED, 4 * TRAINED, torch.device("cpu"))
         tables.append(rope.at(range(100), torch.float32)[0])
 
     assert all(not torch.allclose(a, b) for i, a in enumerate(tables) for b in tables[:i])
@@ -80,6 +90,20 @@ def test_config_files_of_the_old_form_are_read(tmp_path: Path, scaling: dict[str
     assert config.rope_parameters["rope_type"] == kind
     assert config.rope_parameters["rope_theta"] == 20_000.0
     assert_equals_transformers(decoder_of(model), model, 130)
+
+
+def test_yarn_llama_2_is_read_as_published(tmp_path: Path) -> None:
+    """Its config of 2023: YaRN as `type`, `finetuned`, and code of its own, which is not run."""
+    save_tiny(tmp_path, "llama", max_position_embeddings=4 * TRAINED)
+    code = {"AutoConfig": "configuration_llama.LlamaConfig", "AutoModelForCausalLM": "modeling.LlamaForCausalLM"}
+    scaling = {"type": "yarn", **YARN, "finetuned": True}
+    change_config(tmp_path, rope_parameters=None, rope_scaling=scaling, rope_theta=10_000.0, auto_map=code)
+    facts = read_facts(Source("folder", "yarn", tmp_path), tmp_path)
+    model = LlamaForCausalLM.from_pretrained(tmp_path).eval()
+
+    assert facts.config.rope_parameters["rope_type"] == "yarn"
+    assert facts.spec.trained_context == 4 * TRAINED
+    assert_equals_transformers(decoder_of(model), model, 200)
 
 
 def test_a_config_without_any_rope_has_the_architecture_s_own_base(tmp_path: Path) -> None:
@@ -112,7 +136,7 @@ def test_a_prompt_beyond_the_trained_context_turns_yarn_on(kind: Kind, n_tokens:
     yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": TRAINED, "rope_theta": 10_000.0}
     _, stretched = tiny_decoder(kind, max_position_embeddings=TRAINED, rope_parameters=yarn)
 
-    assert yarn_factor(n_tokens, model.config, TRAINED) == factor
+    assert stretch(n_tokens, model.config, TRAINED) == factor
     assert_equals_transformers(decoder, stretched, n_tokens)
 
 
@@ -120,7 +144,7 @@ def test_within_the_trained_context_nothing_is_stretched() -> None:
     """The rotary embedding of a short prompt is the model's own."""
     decoder, model = tiny_decoder("llama", n_tokens=TRAINED, max_position_embeddings=TRAINED)
 
-    assert yarn_factor(TRAINED, model.config, TRAINED) == 1
+    assert stretch(TRAINED, model.config, TRAINED) == 1
     assert_equals_transformers(decoder, model, TRAINED)
 
 
@@ -129,7 +153,7 @@ def test_a_model_with_a_scaling_of_its_own_is_not_stretched(name: str) -> None:
     config = tiny_config("llama", rope_parameters={"rope_theta": 10_000.0, **PARAMETERS[name]})
     trained = read_spec(config).trained_context
 
-    assert yarn_factor(100_000, config, trained) == 1
+    assert stretch(100_000, config, trained) == 1
     assert longest_context(config, trained) == trained
 
 
@@ -141,43 +165,76 @@ def test_a_model_with_a_scaling_of_its_own_is_not_stretched(name: str) -> None:
         ("llama", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", **YARN}}, 512, 512),
         ("qwen2", {"max_position_embeddings": 64, "rope_parameters": {"rope_type": "yarn", **YARN}}, 256, 256),
         ("llama", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "llama3", **LLAMA3}}, 512, 512),
-        ("mistral", {"sliding_window": 100}, 100, 100),
-        ("mistral", {"sliding_window": 4096}, 512, 512),
+        ("llama", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "longrope", **LONG}}, 512, 512),
+        ("mistral", {"sliding_window": 100}, 512, 512),
         ("mistral", {"sliding_window": None}, 512, 8192),
         ("qwen2", {"use_sliding_window": False, "sliding_window": 100}, 512, 8192),
-        ("qwen3", {"use_sliding_window": True, "sliding_window": 100}, 100, 100),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 100}, 512, 512),
+        ("gemma3_text", {}, 512, 512),
+        ("gemma3_text", {"rope_parameters": GEMMA_LINEAR}, 512, 512),
+        ("ministral3", {}, 512, 512),
     ],
 )
 def test_the_context_is_what_the_model_was_made_for(
     kind: Kind, changes: dict[str, Any], trained: int, longest: int
 ) -> None:
-    """Stretched by the model's own scaling, and limited to the window of a model with sliding attention."""
+    """Stretched by the model's own scaling; a model with sliding layers is not stretched further."""
     config = tiny_config(kind, **changes)
 
     assert read_spec(config).trained_context == trained
     assert longest_context(config, trained) == longest
 
 
-def test_longrope_that_depends_on_the_length_is_refused_by_name() -> None:
-    parameters = {
-        "rope_type": "longrope",
-        "rope_theta": 1e4,
-        "short_factor": [1.0] * 8,
-        "long_factor": [2.0] * 8,
-        "factor": 2.0,
-        "original_max_position_embeddings": 64,
-    }
-    config = tiny_config("llama", rope_parameters=parameters)
+@pytest.mark.parametrize("n_tokens", [TRAINED, TRAINED + 1, 150])
+@pytest.mark.parametrize("factor", [1.0, 0.75])
+def test_longrope_has_other_frequencies_beyond_its_original_length(n_tokens: int, factor: float) -> None:
+    """On both sides of the switch, Phi-3's logits are transformers', with RoPE on a part of each head as well."""
+    n_pairs = int(16 * factor) // 2
+    long = {name: factors[:n_pairs] for name, factors in LONG.items() if isinstance(factors, list)}
+    parameters = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": factor, **long}
+    changes = {"original_max_position_embeddings": TRAINED, "rope_parameters": parameters}
+    decoder, model = tiny_decoder("phi3", n_tokens=n_tokens, **changes)
 
-    with pytest.raises(UnsupportedModel, match="longrope"):
-        read_spec(config)
+    assert_equals_transformers(decoder, model, n_tokens)
+
+
+def test_a_short_sequence_is_planned_up_to_the_switch_of_longrope() -> None:
+    """There its frequencies are those the model has for short texts; a longer one is planned for the whole context."""
+    config = tiny_config("llama", rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **LONG})
+
+    assert [planned_length(n, config, 512) for n in (1, TRAINED, TRAINED + 1, 512)] == [TRAINED, TRAINED, 512, 512]
+    assert [stretch(n, config, 512) for n in (1, TRAINED, TRAINED + 1, 512)] == [1, 1, 8, 8]
+    assert planned_length(7, tiny_config("llama"), 512) == 512
+
+
+def test_local_layers_have_a_rope_of_their_own() -> None:
+    """In Gemma 3 the scaling of long contexts is that of the full layers alone."""
+    decoder, model = tiny_decoder("gemma3_text", rope_parameters=GEMMA_LINEAR)
+
+    assert decoder.spec.has_local_rope
+    assert [decoder.spec.rope_of(layer) for layer in range(3)] == [1, 0, 1]
+    assert_equals_transformers(decoder, model, 150)
+
+
+@pytest.mark.parametrize("n_tokens", [TRAINED, TRAINED + 1, 300])
+def test_queries_grow_with_their_position(n_tokens: int) -> None:
+    """Ministral's temperature, up to the length where it begins and beyond, in one pass or token by token."""
+    decoder, model = tiny_decoder("ministral3")
+    spec, ids = decoder.spec, random_ids(n_tokens)
+    with torch.inference_mode():
+        expected = model(ids[None], use_cache=False).logits[0, -1:]
+    store = FullStore(spec.n_layers, spec.n_kv_heads, spec.head_dim, decoder.dtype, decoder.device)
+    decoder.forward(ids[:-1], store)
+
+    assert_equals_transformers(decoder, model, n_tokens)
+    torch.testing.assert_close(decoder.forward(ids[-1:], store), expected, atol=TOLERANCE, rtol=0)
 
 
 def test_a_decoder_with_another_rope_keeps_its_weights() -> None:
     """`with_rope` gives what a decoder built with that rope gives."""
     short, model = tiny_decoder("llama", max_position_embeddings=TRAINED)
     stretched = decoder_of(model, n_tokens=2 * TRAINED)
-    again = short.with_rope(build_rope(model.config, TRAINED, 2 * TRAINED, torch.device("cpu")))
+    again = short.with_rope(build_ropes(model.config, TRAINED, 2 * TRAINED, torch.device("cpu")))
     ids, spec = random_ids(2 * TRAINED), short.spec
     logits = [
         decoder.forward(ids, FullStore(spec.n_layers, spec.n_kv_heads, spec.head_dim, torch.float32, ids.device))
@@ -189,7 +246,7 @@ def test_a_decoder_with_another_rope_keeps_its_weights() -> None:
 
 def test_rotation_depends_on_distance_alone() -> None:
     """The product of a query and a key is the same wherever both stand, n tokens apart: streaming rests on it."""
-    rope = build_rope(tiny_config("llama"), 512, 512, torch.device("cpu"))
+    (rope,) = build_ropes(tiny_config("llama"), 512, 512, torch.device("cpu"))
     query, key = torch.randn(2, 1, 1, 16, generator=torch.Generator().manual_seed(0))
 
     def score(query_at: int, key_at: int) -> float:
@@ -203,7 +260,7 @@ def test_rotation_depends_on_distance_alone() -> None:
 
 def test_a_table_asked_for_again_is_the_same() -> None:
     """It grows with the positions asked for and changes with the dtype, never in its numbers."""
-    rope = build_rope(tiny_config("llama"), 512, 512, torch.device("cpu"))
+    (rope,) = build_ropes(tiny_config("llama"), 512, 512, torch.device("cpu"))
     first = [table.clone() for table in rope.at(range(5, 9), torch.float32)]
     rope.at(range(400), torch.float32)
     rope.at(range(3), torch.bfloat16)

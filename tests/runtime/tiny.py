@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
@@ -11,30 +11,97 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 from torch import Tensor
 from transformers import (
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from runtime.models.attention import Attend, attend_plainly
 from runtime.models.decoder import Decoder
-from runtime.models.rope import build_rope
+from runtime.models.rope import build_ropes
 from runtime.models.spec import read_spec
 from runtime.models.weights import WeightReader, missing
 
-Kind = Literal["llama", "mistral", "qwen2", "qwen3"]
-KINDS: tuple[Kind, ...] = ("llama", "mistral", "qwen2", "qwen3")
+Kind = Literal[
+    "llama", "mistral", "ministral", "ministral3", "qwen2", "qwen3", "smollm3", "granite", "phi3", "gemma3_text"
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 CLASSES: dict[Kind, tuple[type[Any], type[Any]]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
+    "ministral": (MinistralConfig, MinistralForCausalLM),
+    "ministral3": (Ministral3Config, Ministral3ForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
+    "granite": (GraniteConfig, GraniteForCausalLM),
+    "phi3": (Phi3Config, Phi3ForCausalLM),
+    "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
+}
+# Text models that also come inside of one that sees: its classes, and the kind of its vision tower.
+WRAPPERS: dict[Kind, tuple[type[Any], type[Any], str]] = {
+    "mistral": (Mistral3Config, Mistral3ForConditionalGeneration, "pixtral"),
+    "ministral3": (Mistral3Config, Mistral3ForConditionalGeneration, "pixtral"),
+    "gemma3_text": (Gemma3Config, Gemma3ForConditionalGeneration, "siglip_vision_model"),
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 64}
+GEMMA_ROPE = {
+    "full_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
+# What makes each architecture what it is; a window of 40 tokens is shorter than most prompts here.
+PARTICULARS: dict[Kind, dict[str, Any]] = {
+    "mistral": {"sliding_window": None},
+    "ministral": {
+        "head_dim": 16,
+        "sliding_window": 40,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "ministral3": {
+        "head_dim": 24,
+        "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5},
+    },
+    "qwen3": {"head_dim": 16},
+    "smollm3": {"no_rope_layers": [1, 0, 1], "pad_token_id": 0},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.4,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 2.0,
+    },
+    "phi3": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75},
+        "pad_token_id": 0,
+    },
+    "gemma3_text": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 40,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": GEMMA_ROPE,
+    },
 }
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -81,11 +148,7 @@ def tiny_config(kind: Kind, **changes: Any) -> Any:
         "bos_token_id": 0,
         "eos_token_id": 2,
     }
-    if kind == "mistral":
-        values["sliding_window"] = None
-    if kind == "qwen3":
-        values["head_dim"] = 16
-    return CLASSES[kind][0](**values | changes)
+    return CLASSES[kind][0](**values | PARTICULARS.get(kind, {}) | changes)
 
 
 def tiny_model(kind: Kind, seed: int = 0, **changes: Any) -> Any:
@@ -95,14 +158,34 @@ def tiny_model(kind: Kind, seed: int = 0, **changes: Any) -> Any:
     """
     config = tiny_config(kind, **changes)
     config._attn_implementation = "eager"
+    return _randomised(CLASSES[kind][1], config, seed)
+
+
+def _randomised(model_class: type[Any], config: Any, seed: int) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = CLASSES[kind][1](config).eval()
+        model = model_class(config).eval()
         for parameter in model.parameters():
-            if parameter.dim() == 1:
-                torch.nn.init.normal_(parameter, 1.0, 0.2)
-            else:
-                torch.nn.init.normal_(parameter, 0.0, 0.15)
+            mean, deviation = (1.0, 0.2) if parameter.dim() == 1 else (0.0, 0.15)
+            torch.nn.init.normal_(parameter, mean, deviation)
+    return model
+
+
+def save_tiny_wrapped(folder: Path, kind: Kind) -> Any:
+    """Write a tiny model of text and images whose text model is of `kind`; gives the transformers model."""
+    config_class, model_class, tower = WRAPPERS[kind]
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14, "head_dim": 8}
+    text = tiny_config(kind)
+    config = config_class(
+        text_config=text.to_dict(),
+        vision_config={"model_type": tower, **vision},
+        tie_word_embeddings=text.tie_word_embeddings,
+        image_token_index=text.vocab_size - 1,
+    )
+    model = _randomised(model_class, config, 0)
+    model.save_pretrained(folder)
+    tiny_backend().save_pretrained(folder)
     return model
 
 
@@ -168,7 +251,7 @@ def decoder_of(
     device = torch.device("cpu")
     reader = WeightReader(HeldTensors(model.state_dict()), spec, dtype, device)
     weights = reader.whole(tuple(map(reader.layer, range(spec.n_layers))), spec.vocab_size)
-    return Decoder(spec, weights, build_rope(model.config, spec.trained_context, n_tokens, device), attend)
+    return Decoder(spec, weights, build_ropes(model.config, spec.trained_context, n_tokens, device), attend)
 
 
 class HeldTensors:
