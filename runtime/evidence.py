@@ -23,21 +23,26 @@ def attention_used(
     start: int,
     scale: float,
     spans: Sequence[tuple[int, int]],
+    windows: Sequence[int | None],
     threshold: float = THRESHOLD,
 ) -> tuple[Span, ...]:
     """Runs of prompt tokens within `spans` that got single attention weights above `threshold`, with their sums.
 
     `queries` [heads, tokens, head_dim], one a layer, belong to the positions from `start` on; the store holds at least
-    these positions.
+    these positions. Each layer sees the newest of its `windows` tokens, or all.
     """
     used = torch.zeros(store.length)
-    for layer, layer_queries in enumerate(queries):
+    for layer, (layer_queries, window) in enumerate(zip(queries, windows, strict=False)):
         keys, _ = store.read(layer)
-        used += _weights_above(layer_queries, keys, start, scale, threshold).cpu()
+        first = 0 if window is None else max(0, start - window + 1)
+        weights = _weights_above(layer_queries, keys[:, first:], start - first, scale, window, threshold)
+        used[first:] += weights.cpu()
     return tuple(_runs(used, spans))
 
 
-def _weights_above(queries: Tensor, keys: Tensor, start: int, scale: float, threshold: float) -> Tensor:
+def _weights_above(
+    queries: Tensor, keys: Tensor, start: int, scale: float, window: int | None, threshold: float
+) -> Tensor:
     """Per key, the sum over heads and tokens of attention weights above the threshold, [held]."""
     n_kv_heads, n_held, _ = keys.shape
     n_tokens = queries.shape[1]
@@ -49,7 +54,10 @@ def _weights_above(queries: Tensor, keys: Tensor, start: int, scale: float, thre
         own = torch.arange(start, start + n_tokens, device=keys.device).repeat(grouped.shape[1])
         for at in range(0, len(rows), ROWS):
             scores = (rows[at : at + ROWS] @ keys[head].T).float() * scale
-            scores.masked_fill_(positions > own[at : at + ROWS, None], -torch.inf)
+            places = own[at : at + ROWS, None]
+            scores.masked_fill_(positions > places, -torch.inf)
+            if window is not None:
+                scores.masked_fill_(positions <= places - window, -torch.inf)
             weights = scores.softmax(-1)
             total += weights.masked_fill_(weights < threshold, 0).sum(0)
     return total

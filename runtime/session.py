@@ -114,8 +114,8 @@ class Session:
         if not request.evidence_spans or answer.reason == "cancelled":
             return ()
         queries = watched.upto(min(n_prompt - 1 + len(answer.ids), self._full.length))
-        scale = self._target.spec.attention_scale
-        return attention_used(self._full, queries, watched.start, scale, request.evidence_spans)
+        spec, spans = self._target.spec, request.evidence_spans
+        return attention_used(self._full, queries, watched.start, spec.attention_scale, spans, spec.windows)
 
     def _cut(self, length: int) -> None:
         self._full.cut(length)
@@ -129,7 +129,9 @@ class Session:
             return None
         if self._retrieval is None:
             budget, chunk_size = self.speculation.budget, self.speculation.chunk_size
-            scale = self._target.spec.attention_scale
-            self._retrieval = RetrievalStore(self._full, self._recent, budget, chunk_size, scale)
+            spec = self._target.spec
+            self._retrieval = RetrievalStore(
+                self._full, self._recent, budget, chunk_size, spec.attention_scale, windows=spec.windows
+            )
         self._retrieval.select(self._recent.latest())
         return self._retrieval

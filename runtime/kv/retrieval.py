@@ -21,7 +21,8 @@ class RetrievalStore:
     While everything fits, everything is held. Otherwise `select` keeps the first chunk, the newest tokens and the
     chunks that the queries score highest, and leaves part of the budget for tokens to come. `commit` takes what was
     accepted since from the full store (the tail's own keys were computed under sparse attention). Keys are stored
-    after RoPE, so a chunk keeps its place in the document.
+    after RoPE, so a chunk keeps its place in the document. Layers that see a window of the newest tokens hold just
+    these, whatever the budget.
     """
 
     keys_are_rotated = True
@@ -34,7 +35,9 @@ class RetrievalStore:
         chunk_size: int,
         scale: float,
         refresh_every: int = 64,
+        windows: Sequence[int | None] = (),
     ) -> None:
+        """`windows`: tokens that each layer sees, None for all; empty where all do."""
         self._full = full
         self._queries = queries
         self._refresh_every = refresh_every
@@ -42,13 +45,16 @@ class RetrievalStore:
         self._budget = budget
         self._chunk_size = chunk_size
         self._scale = scale
-        self._held = self._length = self._committed = 0  # `_held`: committed tokens in the buffers
+        self._windows = tuple(windows) or (None,) * full.n_layers
+        self._length = self._committed = 0
         self._tail = 0
+        self._held = [0] * full.n_layers  # committed tokens in each layer's buffers
         keys, _ = full.read(0)
-        shape = (keys.shape[0], budget + TAIL, keys.shape[2])
-        self._keys = [keys.new_empty(shape) for _ in range(full.n_layers)]
-        self._values = [keys.new_empty(shape) for _ in range(full.n_layers)]
-        self._means: list[Tensor] = [keys.new_empty(shape[0], 0, shape[2]) for _ in range(full.n_layers)]
+        n_kv_heads, _, head_dim = keys.shape
+        sizes = [(window + refresh_every if window else budget) + TAIL for window in self._windows]
+        self._keys = [keys.new_empty(n_kv_heads, size, head_dim) for size in sizes]
+        self._values = [keys.new_empty(n_kv_heads, size, head_dim) for size in sizes]
+        self._means: list[Tensor] = [keys.new_empty(n_kv_heads, 0, head_dim) for _ in sizes]
 
     @property
     def length(self) -> int:
@@ -66,13 +72,13 @@ class RetrievalStore:
         self._tail += n_tokens
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        end = self._held + self._tail
+        end = self._held[layer] + self._tail
         start = end - keys.shape[1]
         self._keys[layer][:, start:end] = keys
         self._values[layer][:, start:end] = values
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
-        end = self._held + self._tail
+        end = self._held[layer] + self._tail
         return self._keys[layer][:, :end], self._values[layer][:, :end]
 
     def trim(self, length: int) -> None:
@@ -86,14 +92,15 @@ class RetrievalStore:
         """Take over from the full store what was committed there since; choose anew when the budget is spent or
         `refresh_every` tokens were added since the last choice."""
         start, end = self._committed, self._full.committed
-        grown = self._held + end - start
-        if grown > self._budget or end - self._chosen_at >= self._refresh_every:
+        grown = [held + end - start for held in self._held]
+        is_spent = any(n > self._budget for n, window in zip(grown, self._windows, strict=True) if window is None)
+        if is_spent or end - self._chosen_at >= self._refresh_every:
             self.select(self._queries.latest())
             return
         for layer in range(self._full.n_layers):
             keys, values = self._full.read(layer)
-            self._keys[layer][:, self._held : grown] = keys[:, start:end]
-            self._values[layer][:, self._held : grown] = values[:, start:end]
+            self._keys[layer][:, self._held[layer] : grown[layer]] = keys[:, start:end]
+            self._values[layer][:, self._held[layer] : grown[layer]] = values[:, start:end]
         self._settle(grown, end)
 
     def select(self, queries: Sequence[Tensor]) -> None:
@@ -109,11 +116,14 @@ class RetrievalStore:
             rest = end % size
             room = min(self._budget // 4, ROOM)
             n_chunks = max(2, (self._budget - room - rest) // size)
-        for layer in range(self._full.n_layers):
+        all_held = []
+        for layer, window in enumerate(self._windows):
             keys, values = (held[:, :end] for held in self._full.read(layer))
-            if whole:
-                self._keys[layer][:, :end] = keys
-                self._values[layer][:, :end] = values
+            if whole or window is not None:
+                held = min(end, window or end)
+                self._keys[layer][:, :held] = keys[:, end - held :]
+                self._values[layer][:, :held] = values[:, end - held :]
+                all_held.append(held)
                 continue
             means = self._updated_means(layer, keys)
             if queries:
@@ -127,17 +137,18 @@ class RetrievalStore:
             held = n_chunks * size
             self._keys[layer][:, held : held + rest] = keys[:, end - rest :]
             self._values[layer][:, held : held + rest] = values[:, end - rest :]
+            all_held.append(held + rest)
         self._chosen_at = end
-        self._settle(whole or n_chunks * self._chunk_size + rest, end)
+        self._settle(all_held, end)
 
     def cut(self, length: int) -> None:
         """The full store was cut back to `length` tokens: forget what was derived from more. Needs a `select`."""
         n_chunks = length // self._chunk_size
         self._means = [means[:, :n_chunks] for means in self._means]
         self._chosen_at = 0
-        self._settle(0, 0)
+        self._settle([0] * len(self._held), 0)
 
-    def _settle(self, held: int, length: int) -> None:
+    def _settle(self, held: list[int], length: int) -> None:
         self._held, self._tail = held, 0
         self._length = self._committed = length
 

@@ -263,6 +263,25 @@ def test_chunks_are_chosen_anew_for_the_newest_queries() -> None:
     assert 80 not in kept()
 
 
+@pytest.mark.parametrize("window", [1, 7, 50, 300])
+def test_a_sliding_layer_holds_its_newest_tokens(window: int) -> None:
+    """Whatever the budget chooses for the others: the window as one piece, up to the drafts, after every commit."""
+    store = filled(200)
+    chosen = RetrievalStore(store, RecentQueries(), 40, 4, scale=0.5, windows=(None, window))
+    chosen.select(queries_for(1))
+    for n_tokens in [3] * 60:
+        feed(store, n_tokens)
+        store.commit()
+        feed(chosen, n_tokens + 2)
+        chosen.trim(store.length)
+        newest = held(chosen, layer=1)
+        assert newest == list(range(newest[0], store.length))
+        assert len(newest) >= min(window, store.length)
+        chosen.commit()
+        assert len(held(chosen)) <= 40
+        assert chosen.length == store.length
+
+
 def test_means_follow_a_cut() -> None:
     """After a cut the chunks that are gone leave no trace in the scores."""
     store = filled(200)

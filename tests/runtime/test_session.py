@@ -106,10 +106,11 @@ def test_the_target_as_its_own_draft_is_always_accepted(monkeypatch: pytest.Monk
     assert level.accepted == level.proposed == 3 * level.rounds
 
 
-def test_with_room_for_everything_every_retrieval_draft_is_accepted() -> None:
+@pytest.mark.parametrize("kind", ["llama", "ministral", "gemma3_text"])
+def test_with_room_for_everything_every_retrieval_draft_is_accepted(kind: Kind) -> None:
     """Budget >= sequence: the retrieval cache is the full cache."""
     speculation = Speculation(gamma=4, inner_gamma=2, budget=400, chunk_size=4)
-    end = ask(Session(tiny(), None, speculation, 512), prompt(200), Request(GREEDY, max_tokens=80))
+    end = ask(Session(tiny(kind), None, speculation, 512), prompt(200), Request(GREEDY, max_tokens=80))
     full, retrieval = end.stats.levels
     assert (retrieval.name, full.accepted) == ("retrieval", full.proposed)
 
