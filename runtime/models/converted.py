@@ -16,7 +16,7 @@ from runtime.models.gguf_config import config_values
 from runtime.models.gguf_header import GgufHeader, read_header
 
 LIST = "conversion.json"  # the config, and what else belongs to the conversion
-FORMAT = 3  # counted up whenever what is made of a file changes
+FORMAT = 4  # counted up whenever what is made of a file changes
 
 
 def converted(path: Path, cache_dir: Path) -> tuple[Any, Any]:

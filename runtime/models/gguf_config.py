@@ -5,16 +5,40 @@ Transformers' own reading leaves out the RoPE scaling and a head size of its own
 
 import numpy as np
 
-from runtime.errors import ModelDamaged, UnsupportedModel
+from runtime.errors import ModelDamaged
 from runtime.models.gguf_header import GgufHeader, Value
-from runtime.models.spec import SUPPORTED
+from runtime.models.spec import require
 
+KINDS = {  # transformers' model type of each architecture
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "mistral3": "ministral3",
+    "smollm3": "smollm3",
+    "granite": "granite",
+    "phi3": "phi3",
+    "gemma3": "gemma3_text",
+}
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 YARN_KEYS = {
     "rope.scaling.attn_factor": "attention_factor",
+    "rope.scaling.yarn_attn_factor": "attention_factor",
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
+    "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
+    "attention.temperature_scale": "llama_4_scaling_beta",
 }
+GRANITE_KEYS = {
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "attention.scale": "attention_multiplier",
+    "logit_scale": "logits_scaling",
+}
+# What llama.cpp knows of these models by itself, and their files do not say.
+SMOLLM3_STEP = 4  # each fourth layer is without RoPE
+GEMMA_PATTERN = 6  # each sixth layer sees all
+GEMMA_27B_LAYERS = 62  # its scores are scaled by its hidden size, not by its heads'
+GEMMA_LOCAL_BASE, GEMMA_BASE = 10_000.0, 1_000_000.0
 
 
 def config_values(header: GgufHeader) -> dict[str, object]:
@@ -23,23 +47,22 @@ def config_values(header: GgufHeader) -> dict[str, object]:
     Raises `UnsupportedModel`, or `ModelDamaged` where a number is missing.
     """
     kind = header.architecture
-    if kind not in SUPPORTED:
-        raise UnsupportedModel(kind or "a GGUF file without architecture", tuple(SUPPORTED.values()))
-    if _number(header, "expert_count", 0):
-        raise UnsupportedModel(f"{kind} with experts", tuple(SUPPORTED.values()))
+    require(kind in KINDS, kind or "a GGUF file without architecture")
+    require(not _number(header, "expert_count", 0), f"{kind} with experts")
     embeddings = header.tensors.get("token_embd.weight")
     if embeddings is None:
         raise ModelDamaged(str(header.path), "the tensor token_embd.weight is missing")
     n_heads = int(_number(header, "attention.head_count"))
     hidden_size = int(_number(header, "embedding_length"))
     head_dim = int(_number(header, "attention.key_length", hidden_size // max(n_heads, 1)))
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if (found := int(_number(header, key, head_dim))) != head_dim:
-            raise UnsupportedModel(f"{kind} with {key} {found} where heads are {head_dim}", tuple(SUPPORTED.values()))
+    value_dim = int(_number(header, "attention.value_length", head_dim))
+    require(value_dim == head_dim, f"{kind} with attention.value_length {value_dim} where heads are {head_dim}")
+    rotary_dim = int(_number(header, "rope.dimension_count", head_dim))
+    is_known = rotary_dim == head_dim or kind == "phi3"
+    require(is_known, f"{kind} with rope.dimension_count {rotary_dim} where heads are {head_dim}")
     ends = [header.metadata.get(f"tokenizer.ggml.{key}") for key in END_KEYS]
-    window = int(_number(header, "attention.sliding_window", 0))
-    return {
-        "model_type": kind,
+    values: dict[str, object] = {
+        "model_type": KINDS[kind],
         "hidden_act": "silu",
         "hidden_size": hidden_size,
         "intermediate_size": int(_number(header, "feed_forward_length")),
@@ -48,44 +71,96 @@ def config_values(header: GgufHeader) -> dict[str, object]:
         "num_key_value_heads": int(_number(header, "attention.head_count_kv", n_heads)),
         "head_dim": head_dim,
         "max_position_embeddings": int(_number(header, "context_length")),
-        "sliding_window": window or None,
+        "sliding_window": int(_number(header, "attention.sliding_window", 0)) or None,
         "rms_norm_eps": float(_number(header, "attention.layer_norm_rms_epsilon")),
         "vocab_size": embeddings.shape[0],
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        "rope_parameters": _rope(header),
+        "rope_parameters": _rope(header, rotary_dim / head_dim),
         "eos_token_id": [end for end in ends if isinstance(end, int)],
     }
+    return values | _particulars(header, values, hidden_size / n_heads)
 
 
-def _rope(header: GgufHeader) -> dict[str, object]:
-    """RoPE as transformers names its kinds and numbers."""
-    base: dict[str, object] = {"rope_type": "default", "rope_theta": float(_number(header, "rope.freq_base", 10_000.0))}
+def _particulars(header: GgufHeader, values: dict[str, object], share: float) -> dict[str, object]:
+    """What makes the architecture another than Llama; `share` is each head's of the hidden size."""
+    layers = range(int(_number(header, "block_count")))
+    if header.architecture == "smollm3":
+        return {"no_rope_layers": [int((layer + 1) % SMOLLM3_STEP != 0) for layer in layers]}
+    if header.architecture == "granite":
+        # Granite 4's small models, without RoPE, say so by this switch.
+        has_rope = int(header.get("rope.scaling.finetuned") is not False)
+        return {"no_rope_layers": [has_rope] * len(layers)} | _given(header, GRANITE_KEYS)
+    if header.architecture == "gemma3":
+        local = {"rope_type": "default", "rope_theta": float(_number(header, "rope.freq_base_swa", GEMMA_LOCAL_BASE))}
+        scalar = share if len(layers) == GEMMA_27B_LAYERS else values["head_dim"]
+        return {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "norm_offset": 0.0,
+            "query_pre_attn_scalar": scalar,
+            "final_logit_softcapping": header.get("final_logit_softcapping"),
+            "layer_types": _gemma_layers(header, layers) if values["sliding_window"] else None,
+            "rope_parameters": {"full_attention": values["rope_parameters"], "sliding_attention": local},
+        }
+    return {}
+
+
+def _gemma_layers(header: GgufHeader, layers: range) -> list[str]:
+    pattern = int(_number(header, "attention.sliding_window_pattern", GEMMA_PATTERN))
+    return ["sliding_attention" if pattern and (layer + 1) % pattern else "full_attention" for layer in layers]
+
+
+def _given(header: GgufHeader, keys: dict[str, str]) -> dict[str, object]:
+    """Those of the file's own values that it has, by other names."""
+    return {name: value for key, name in keys.items() if (value := header.get(key)) is not None}
+
+
+def _rope(header: GgufHeader, rotary_part: float) -> dict[str, object]:
+    """RoPE as transformers names its kinds and numbers; it turns `rotary_part` of each head."""
+    absent = GEMMA_BASE if header.architecture == "gemma3" else 10_000.0
+    base: dict[str, object] = {"rope_type": "default", "rope_theta": float(_number(header, "rope.freq_base", absent))}
+    if rotary_part != 1:
+        base["partial_rotary_factor"] = rotary_part
     context = int(_number(header, "context_length"))
-    factors = header.tensors.get("rope_freqs.weight")
-    if factors is not None:
+    original = int(_number(header, "rope.scaling.original_context_length", context))
+    divisors = {name: _vector(header, f"rope_{name}.weight") for name in ("freqs", "factors_short", "factors_long")}
+    if divisors["freqs"]:
         # Llama 3's scaling, worked out: a divisor for each frequency, which LongRoPE's form states as it is.
-        divisors = header.bytes_of(factors).reshape(-1).view(np.float32).tolist()
-        lists = {"short_factor": divisors, "long_factor": divisors, "attention_factor": 1.0, "factor": 1.0}
-        return base | lists | {"rope_type": "longrope", "original_max_position_embeddings": context}
+        lists = {"short_factor": divisors["freqs"], "long_factor": divisors["freqs"], "attention_factor": 1.0}
+        rest = {"rope_type": "longrope", "factor": 1.0, "original_max_position_embeddings": context}
+        return base | lists | rest
+    if divisors["factors_short"] and divisors["factors_long"]:
+        return base | {
+            "rope_type": "longrope",
+            "short_factor": divisors["factors_short"],
+            "long_factor": divisors["factors_long"],
+            "factor": context / original,
+            "attention_factor": header.get("rope.scaling.attn_factor"),
+            "original_max_position_embeddings": original,
+        }
     factor = float(_number(header, "rope.scaling.factor", _number(header, "rope.scale_linear", 1.0)))
     scaling = header.get("rope.scaling.type") or "linear"
-    if factor in (0, 1) or scaling == "none":
+    if scaling == "none" or (factor in (0, 1) and scaling != "longrope"):
         return base
     if scaling == "linear":
         return base | {"rope_type": "linear", "factor": factor}
-    if scaling != "yarn":
-        raise UnsupportedModel(f"{header.architecture} with RoPE scaling {scaling}", tuple(SUPPORTED.values()))
-    given = {name: value for key, name in YARN_KEYS.items() if (value := header.get(key)) is not None}
-    original = int(_number(header, "rope.scaling.original_context_length", context))
+    require(scaling == "yarn", f"{header.architecture} with RoPE scaling {scaling}")
+    given = _given(header, YARN_KEYS)
+    if "mscale_all_dim" in given:
+        given["mscale"] = 1.0
     return base | given | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+
+
+def _vector(header: GgufHeader, name: str) -> list[float]:
+    """The numbers of a tensor in float32; none where the file has no such tensor."""
+    tensor = header.tensors.get(name)
+    return [] if tensor is None else header.bytes_of(tensor).reshape(-1).view(np.float32).tolist()
 
 
 def _number(header: GgufHeader, key: str, absent: float | None = None) -> float:
     """The architecture's number `key`; one number for all layers where the file lists one for each."""
     value: Value | None = header.get(key)
     if isinstance(value, tuple) and value:
-        if len(set(value)) > 1:
-            raise UnsupportedModel(f"{header.architecture} with layers that differ in {key}", tuple(SUPPORTED.values()))
+        require(len(set(value)) == 1, f"{header.architecture} with layers that differ in {key}")
         value = value[0]
     if value is None and absent is not None:
         return absent

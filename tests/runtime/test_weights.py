@@ -1,6 +1,7 @@
 """Weights of every file format against transformers, and files that are not what they should be."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -20,15 +21,18 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from runtime.errors import EngineError, ModelDamaged, UnsupportedModel
 from runtime.kv.full import FullStore
 from runtime.models.decoder import Decoder
-from runtime.models.dequantize import BLOCKS, dequantize
+from runtime.models.dequantize import BLOCKS, PLAIN, dequantize
+from runtime.models.gguf_config import KINDS, config_values
 from runtime.models.gguf_header import read_header
 from runtime.models.load import Model, load_model, read_facts
 from runtime.models.sources import Source
+from runtime.models.spec import SUPPORTED
 from tests.runtime.tiny import N_TOKENS, Kind, random_ids, save_tiny, tiny_config, tiny_model
 from tests.runtime.tiny_gguf import llama3_divisors, write_gguf
 
 TOLERANCE = 1e-4
 Q = GGMLQuantizationType
+GEMMA_LAYERS = ["sliding_attention"] * 5 + ["full_attention"]
 CPU = torch.device("cpu")
 
 
@@ -209,22 +213,82 @@ def test_a_gguf_file_gives_transformers_logits(tmp_path: Path, quantization: GGM
         ("qwen2", {}),
         ("qwen2", {"tie_word_embeddings": True}),
         ("qwen3", {"head_dim": 32}),
+        ("ministral3", {}),
+        ("smollm3", {"num_hidden_layers": 5, "no_rope_layers": [1, 1, 1, 0, 1]}),
+        ("smollm3", {"no_rope_layers": [1, 1, 1], "tie_word_embeddings": True}),
+        ("granite", {}),
+        ("granite", {"attention_bias": True, "tie_word_embeddings": True}),
+        ("phi3", {}),
+        ("phi3", {"sliding_window": 20, "tie_word_embeddings": True}),
+        ("gemma3_text", {"num_hidden_layers": 7, "layer_types": [*GEMMA_LAYERS, "sliding_attention"]}),
+        ("gemma3_text", {"layer_types": ["sliding_attention"] * 3, "query_pre_attn_scalar": 32, "head_dim": 32}),
     ],
 )
 def test_every_architecture_is_read_from_gguf(tmp_path: Path, kind: Kind, changes: dict[str, Any]) -> None:
     """Tied heads, biases, norms of queries and keys, heads of their own size; Mistral calls itself llama there."""
+    if kind == "gemma3_text":
+        changes = {"query_pre_attn_scalar": 16, **changes}
     model = tiny_model(kind, vocab_size=N_TOKENS, **changes)
     write_gguf(tmp_path / "m.gguf", model, Q.Q8_0)
 
-    assert_equals(tmp_path / "m.gguf", requantised(model, Q.Q8_0))
+    assert_equals(tmp_path / "m.gguf", requantised(model, Q.Q8_0), n_tokens=90)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_every_gguf_architecture_is_a_supported_model_type() -> None:
+    assert set(KINDS.values()) < set(SUPPORTED)
+
+
+@pytest.mark.parametrize("n_tokens", [64, 65, 100])
+def test_longrope_of_a_gguf_file_is_taken_over(tmp_path: Path, n_tokens: int) -> None:
+    """Phi-3's two lists of factors are tensors there; logits on both sides of the switch."""
+    lists = {"short_factor": np.linspace(1, 2, 6), "long_factor": np.linspace(1, 8, 6)}
+    parameters = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
+    parameters |= {name: values.astype(np.float32).tolist() for name, values in lists.items()}
+    model = tiny_model("phi3", vocab_size=N_TOKENS, original_max_position_embeddings=64, rope_parameters=parameters)
+    factors = {f"rope_factors_{name}.weight": lists[f"{name}_factor"].astype(np.float32) for name in ("short", "long")}
+    scaling = {"phi3.rope.scaling.attn_factor": (1 + math.log(512 / 64) / math.log(64)) ** 0.5}
+    write_gguf(tmp_path / "m.gguf", model, extra=scaling, tensors=factors)
+    loaded, ids = load(tmp_path / "m.gguf"), random_ids(n_tokens)
+    decoder = loaded.decoder.with_rope(loaded.rope(n_tokens))
+
+    torch.testing.assert_close(logits_of(decoder, ids), expected(model, ids), atol=TOLERANCE, rtol=0)
+
+
+def test_projections_of_phi_3_may_lie_apart_in_a_gguf_file(tmp_path: Path) -> None:
+    """Older files have queries, keys and values as three tensors."""
+    model = tiny_model("phi3", vocab_size=N_TOKENS)
+    apart = {}
+    for layer in range(3):
+        fused = model.model.layers[layer].self_attn.qkv_proj.weight.detach().split([64, 32, 32])
+        apart |= {f"blk.{layer}.attn_{name}.weight": part.numpy() for name, part in zip("qkv", fused, strict=True)}
+    write_gguf(tmp_path / "m.gguf", model, tensors=apart, without="attn_qkv")
+
+    assert_equals(tmp_path / "m.gguf", model)
+
+
+def test_granite_without_rope_is_read_from_gguf(tmp_path: Path) -> None:
+    """Granite 4's small models have no positions; the file says it by a switch of another name."""
+    write_gguf(tmp_path / "m.gguf", tiny_model("granite"), extra={"granite.rope.scaling.finetuned": False})
+
+    assert load(tmp_path / "m.gguf").spec.unrotated_layers == {0, 1, 2}
+
+
+def test_gemma_3_27b_scales_scores_by_its_hidden_size(tmp_path: Path) -> None:
+    """Which its file does not say: llama.cpp knows it by its 62 layers."""
+    write_gguf(tmp_path / "m.gguf", tiny_model("gemma3_text", head_dim=32), extra={"gemma3.block_count": 62})
+    values = config_values(read_header(tmp_path / "m.gguf"))
+
+    assert values["query_pre_attn_scalar"] == 64 / 4
+    assert values["layer_types"][4:7] == ["sliding_attention", "full_attention", "sliding_attention"]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "phi3", "gemma3_text"])
 def test_a_gguf_file_is_read_as_transformers_reads_it(tmp_path: Path, kind: Kind) -> None:
     """Transformers' own reading of the same file, its order of rows included, gives the same logits."""
-    model = tiny_model(kind, vocab_size=N_TOKENS)
+    changes = {"layer_types": ["sliding_attention"] * 3, "query_pre_attn_scalar": 16} if kind == "gemma3_text" else {}
+    model = tiny_model(kind, vocab_size=N_TOKENS, **changes)
     write_gguf(tmp_path / "m.gguf", model, Q.Q4_1)
-    theirs = tiny_model(kind, seed=1, vocab_size=N_TOKENS)
+    theirs = tiny_model(kind, seed=1, vocab_size=N_TOKENS, **changes)
     tensors = load_gguf_checkpoint(str(tmp_path / "m.gguf"), return_tensors=True, model_to_load=theirs)["tensors"]
     theirs.load_state_dict(tensors)
 
@@ -285,17 +349,45 @@ def test_llama_3_scaling_of_a_gguf_file_is_taken_over(tmp_path: Path) -> None:
     assert load(tmp_path / "m.gguf").spec.trained_context == 256
 
 
-@pytest.mark.parametrize("quantization", [*BLOCKS, Q.Q5_0, Q.Q5_K, Q.Q3_K, Q.IQ4_NL, Q.TQ1_0])
+def is_read_by_gguf(quantization: GGMLQuantizationType) -> bool:
+    try:
+        dequantize_by_gguf(np.zeros((1, GGML_QUANT_SIZES[quantization][1]), np.uint8), quantization)
+    except NotImplementedError:
+        return False
+    return True
+
+
+READABLE = [kind for kind in Q if kind not in PLAIN and is_read_by_gguf(kind)]
+
+
+def test_the_kinds_people_download_are_readable() -> None:
+    assert {kind.name for kind in READABLE} >= {
+        "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ2_XS", "IQ2_S",
+        "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("quantization", READABLE)
 def test_dequantising_equals_the_gguf_package_bit_for_bit(quantization: GGMLQuantizationType) -> None:
-    """For any bytes at all, over more blocks than are made at once."""
+    """For any bytes at all; where the code is ours, over more blocks than are made at once."""
+    n_blocks = 400 if quantization in BLOCKS else 7
     block_bytes = GGML_QUANT_SIZES[quantization][1]
-    stored = np.random.default_rng(0).integers(0, 256, (3, 400 * block_bytes), dtype=np.uint8)
+    stored = np.random.default_rng(0).integers(0, 256, (3, n_blocks * block_bytes), dtype=np.uint8)
     with np.errstate(all="ignore"):
         expected_numbers = torch.from_numpy(dequantize_by_gguf(stored, quantization).copy())
         numbers = torch.empty_like(expected_numbers)
         dequantize(stored, quantization, numbers)
 
     assert torch.equal(numbers.nan_to_num(), expected_numbers.nan_to_num())
+
+
+@pytest.mark.parametrize("quantization", [kind for kind in Q if kind not in (*READABLE, *PLAIN)])
+def test_what_cannot_be_dequantised_is_refused_by_name(quantization: GGMLQuantizationType) -> None:
+    """Rather than read wrongly."""
+    stored = np.zeros((1, GGML_QUANT_SIZES[quantization][1]), np.uint8)
+
+    with pytest.raises(UnsupportedModel, match=quantization.name):
+        dequantize(stored, quantization, torch.empty(1, GGML_QUANT_SIZES[quantization][0]))
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -305,9 +397,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "half rotated heads": ("llama", {"llama.rope.dimension_count": 8}, "rope.dimension_count 8 where heads are 16"),
     "another scaling": (
         "llama",
-        {"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0},
-        "RoPE scaling longrope",
+        {"llama.rope.scaling.type": "su", "llama.rope.scaling.factor": 2.0},
+        "RoPE scaling su",
     ),
+    "longrope without its factors": ("phi3", {"phi3.rope.scaling.type": "longrope"}, "RoPE scaling longrope"),
+    "capped logits": ("gemma3", {"gemma3.final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+    "a hybrid": ("granitehybrid", {}, "^granitehybrid$"),
+    "Gemma 3n": ("gemma3n", {}, "^gemma3n$"),
 }
 
 
@@ -316,7 +412,8 @@ def test_what_is_not_supported_is_refused_by_name(
     tmp_path: Path, architecture: str, extra: dict[str, Any], name: str
 ) -> None:
     """With the list of what is supported."""
-    write_gguf(tmp_path / "m.gguf", tiny_model("llama", vocab_size=N_TOKENS), architecture=architecture, extra=extra)
+    kind: Kind = {"phi3": "phi3", "gemma3": "gemma3_text"}.get(architecture, "llama")
+    write_gguf(tmp_path / "m.gguf", tiny_model(kind, vocab_size=N_TOKENS), architecture=architecture, extra=extra)
 
     with pytest.raises(UnsupportedModel) as error:
         load(tmp_path / "m.gguf")

@@ -17,16 +17,25 @@ NAMES = {
     "lm_head": "output",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.qkv_proj": "attn_qkv",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+GEMMA_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+ARCHITECTURES = {"mistral": "llama", "ministral3": "mistral3", "gemma3_text": "gemma3"}
+INTERLEAVED = ("llama", "granite", "smollm3", "mistral3")
 
 
 def write_gguf(
@@ -36,15 +45,18 @@ def write_gguf(
     architecture: str | None = None,
     extra: dict[str, Any] | None = None,
     tensors: dict[str, NDArray[np.float32]] | None = None,
+    without: str = "no such tensor",
 ) -> None:
     """Write a transformers model with the tiny tokenizer. Vectors stay in float32, as llama.cpp keeps them.
 
-    `extra` metadata (whole keys) and `tensors` are added, or put in place of what is written otherwise.
+    `extra` metadata (whole keys) and `tensors` are added, or put in place of what is written otherwise; tensors with
+    `without` in their name are left out.
     """
     config = model.config
-    kind = architecture or {"mistral": "llama"}.get(config.model_type, config.model_type)
+    kind = architecture or ARCHITECTURES.get(config.model_type, config.model_type)
     writer = GGUFWriter(path, kind)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     values: dict[str, Any] = {
         f"{kind}.context_length": config.max_position_embeddings,
         f"{kind}.embedding_length": config.hidden_size,
@@ -53,24 +65,59 @@ def write_gguf(
         f"{kind}.attention.head_count": config.num_attention_heads,
         f"{kind}.attention.head_count_kv": config.num_key_value_heads,
         f"{kind}.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        f"{kind}.rope.freq_base": float(config.rope_parameters["rope_theta"]),
-        f"{kind}.rope.dimension_count": head_dim,
+        f"{kind}.rope.freq_base": float(rope["rope_theta"]),
+        f"{kind}.rope.dimension_count": int(head_dim * rope.get("partial_rotary_factor", 1)),
         f"{kind}.vocab_size": config.vocab_size,
     }
     if head_dim * config.num_attention_heads != config.hidden_size:
         values |= {f"{kind}.attention.key_length": head_dim, f"{kind}.attention.value_length": head_dim}
-    for key, value in (values | _vocabulary() | (extra or {})).items():
+    for key, value in (values | _particulars(kind, config) | _vocabulary() | (extra or {})).items():
         _add(writer, key, value)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        _add_tensor(writer, _renamed(name), _interleaved(name, tensor.float().numpy(), config, kind), quantization)
+        array = _interleaved(name, tensor.float().numpy(), config, kind)
+        if kind == "gemma3" and name.endswith("norm.weight"):
+            array = array + 1
+        if without not in _renamed(name, kind):
+            _add_tensor(writer, _renamed(name, kind), array, quantization)
     for name, array in (tensors or {}).items():
         writer.add_tensor(name, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _particulars(kind: str, config: Any) -> dict[str, Any]:
+    """What the converter writes of an architecture's own."""
+    rope = config.rope_parameters
+    if kind == "granite":
+        return {
+            f"{kind}.attention.scale": float(config.attention_multiplier),
+            f"{kind}.embedding_scale": float(config.embedding_multiplier),
+            f"{kind}.residual_scale": float(config.residual_multiplier),
+            f"{kind}.logit_scale": float(config.logits_scaling),
+        }
+    if kind == "gemma3":
+        return {
+            f"{kind}.rope.freq_base_swa": float(rope["sliding_attention"]["rope_theta"]),
+            f"{kind}.attention.sliding_window": config.sliding_window,
+        }
+    if kind == "mistral3":
+        return {
+            f"{kind}.rope.scaling.type": "yarn",
+            f"{kind}.rope.scaling.factor": float(rope["factor"]),
+            f"{kind}.rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+            f"{kind}.rope.scaling.yarn_log_multiplier": float(rope["mscale_all_dim"]),
+            f"{kind}.attention.temperature_scale": float(rope["llama_4_scaling_beta"]),
+        }
+    if kind == "phi3":
+        return {
+            f"{kind}.rope.scaling.original_context_length": config.original_max_position_embeddings,
+            f"{kind}.attention.sliding_window": config.sliding_window or 0,
+        }
+    return {}
 
 
 def llama3_divisors(config: Any, parameters: dict[str, Any]) -> NDArray[np.float32]:
@@ -121,18 +168,19 @@ def _add_tensor(writer: GGUFWriter, name: str, array: NDArray[np.float32], quant
     writer.add_tensor(name, quantize(array, kind), raw_dtype=kind)
 
 
-def _renamed(name: str) -> str:
+def _renamed(name: str, architecture: str) -> str:
     stem, _, suffix = name.rpartition(".")
+    names = NAMES | (GEMMA_NAMES if architecture == "gemma3" else {})
     if not stem.startswith("model.layers."):
-        return f"{NAMES[stem]}.{suffix}"
+        return f"{names[stem]}.{suffix}"
     layer, _, part = stem.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{NAMES[part]}.{suffix}"
+    return f"blk.{layer}.{names[part]}.{suffix}"
 
 
 def _interleaved(name: str, array: NDArray[np.float32], config: Any, architecture: str) -> NDArray[np.float32]:
     """llama.cpp turns neighbouring rows of a head together; transformers turns row i and row i + head_dim / 2."""
     n_heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-    if architecture != "llama" or n_heads is None:
+    if architecture not in INTERLEAVED or n_heads is None:
         return array
     halves = array.reshape(n_heads, 2, -1, *array.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(array.shape))
