@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.nn.functional import pad
 
 from runtime.errors import ModelDamaged
 from runtime.models.decoder import Layer, Weights
@@ -246,7 +247,7 @@ class WeightReader:
         """The model, from its layers: embeddings, last norm and output head besides.
 
         Rows of the head beyond the tokenizer's `n_tokens` are padding, which could only be drawn by mistake: they
-        are cut.
+        are cut. A tokenizer may know more than the model (an image's place, in a small Gemma): those are never drawn.
         """
         spec = self._spec
         embeddings = self._tensor("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
@@ -256,6 +257,11 @@ class WeightReader:
         norm = self._norm("model.norm")
         if spec.logits_divisor is not None:
             norm = norm / spec.logits_divisor  # the head is linear
+        if n_tokens > spec.vocab_size:
+            rows = (0, 0, 0, n_tokens - spec.vocab_size)
+            unknown = torch.zeros(n_tokens, dtype=self._dtype, device=self._device)
+            unknown[spec.vocab_size :] = -torch.inf
+            return Weights(pad(embeddings, rows), layers, norm, Linear(pad(head, rows), unknown))
         name = "model.embed_tokens" if spec.ties_embeddings else "lm_head"
         return Weights(embeddings, layers, norm, self._linear_of(head[:n_tokens], [name]))
 

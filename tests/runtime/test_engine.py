@@ -157,6 +157,30 @@ def test_a_draft_model_is_used_at_the_bottom(models: Path) -> None:
         plain.close()
 
 
+@pytest.mark.parametrize("n_rows", [N_TOKENS + 40, N_TOKENS, N_TOKENS - 2])
+def test_vocabularies_padded_otherwise_are_one_vocabulary(models: Path, tmp_path: Path, n_rows: int) -> None:
+    """As in Qwen2.5, whose small models have 151,936 rows and whose large ones 152,064, for one tokenizer of fewer
+    tokens; in Gemma 3 the smallest has fewer rows than tokens. The chat template is the target's, whatever the
+    draft's."""
+    draft = tmp_path / "draft"
+    model = save_tiny(draft, "llama")
+    model.resize_token_embeddings(n_rows, mean_resizing=False)
+    model.save_pretrained(draft)
+    (draft / "chat_template.jinja").write_text("{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}")
+    sees_all = replace(SMALL, window=400)
+    built = assemble(config(models, draft_model=str(draft), speculation=sees_all), lambda _: None)
+    plain = assemble(config(models, speculation=Speculation(enabled=False)), lambda _: None)
+    try:
+        ids = prompt(300)
+        answer = ask(built, ids, 60)
+        assert answer.token_ids == ask(plain, ids, 60).token_ids
+        assert answer.stats.levels[0].accepted > 0
+        assert built.tokenizer.chat_frame("") == plain.tokenizer.chat_frame("")
+    finally:
+        built.close()
+        plain.close()
+
+
 def test_another_vocabulary_is_refused_as_a_draft(models: Path, tmp_path: Path) -> None:
     save_tiny(tmp_path / "other", "llama")
     path = tmp_path / "other" / "tokenizer.json"

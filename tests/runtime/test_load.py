@@ -396,6 +396,19 @@ def test_the_head_is_cut_to_the_tokenizer(tmp_path: Path) -> None:
     assert len(model.decoder._weights.head.weight) == N_TOKENS
 
 
+def test_a_token_the_model_does_not_know_is_never_drawn(tmp_path: Path) -> None:
+    """Where the tokenizer has more tokens than the model rows: they may stand in a prompt, and have no probability."""
+    save_tiny(tmp_path, "llama", vocab_size=N_TOKENS - 2)
+    facts = read_facts(folder_at(tmp_path), tmp_path / "cache")
+    decoder = load_model(folder_at(tmp_path), facts, torch.float32, torch.device("cpu"), lambda _: None).decoder
+    store = FullStore(3, 2, 16, decoder.dtype, decoder.device)
+    probs = decoder.forward(torch.tensor([5, N_TOKENS - 1]), store, 2).softmax(-1)
+
+    assert probs.shape == (2, N_TOKENS)
+    assert (probs[:, -2:] == 0).all()
+    assert (probs[:, :-2] > 0).all()
+
+
 @pytest.mark.slow
 def test_the_starter_s_conversion_is_what_transformers_makes_of_it(starter_path: Path, tmp_path: Path) -> None:
     """Ids of prose, code and other scripts, but for the digits after white space that it splits wrongly."""
