@@ -3,11 +3,13 @@
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from runtime.config import Request, Sampling, Speculation
+from runtime.errors import InvalidSetting
 from runtime.events import Emission, Event, Finished, Progress
 from runtime.models.attention import attend_on_cpu
 from runtime.models.load import Model
@@ -127,13 +129,50 @@ def test_a_seed_fixes_a_sampled_answer() -> None:
     assert first.token_ids == second.token_ids != other.token_ids
 
 
-def test_sampling_options_keep_speculation_on_the_plain_path() -> None:
-    """At a near-zero temperature each option must pick what plain decoding picks, whatever the history."""
+OPTIONS = [
+    {"repetition_penalty": 1.5},
+    {"repetition_penalty": 0.8},
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": 1.0},
+    {"frequency_penalty": -0.2, "presence_penalty": 0.5, "repetition_penalty": 1.1},
+    {"logit_bias": ((40, 6.0), (41, -100.0)), "frequency_penalty": 0.5},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_sampling_options_keep_greedy_speculation_on_the_plain_path(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each option picks what plain decoding picks, whatever was said before, and differs from doing without."""
+    draft_always(monkeypatch, has_retrieval=True)
     model, ids = tiny(), prompt(200)
-    for sampling in (Sampling(0, repetition_penalty=1.5), Sampling(0, repetition_penalty=0.8)):
-        request = Request(sampling, max_tokens=60)
-        plain = ask(Session(model, None, PLAIN, 512), ids, request)
-        assert ask(Session(model, None, HIERARCHY, 512), ids, request).token_ids == plain.token_ids
+    request = Request(Sampling(0, **options), max_tokens=60)
+    plain = ask(Session(model, None, PLAIN, 512), ids, request)
+    assert ask(Session(model, None, HIERARCHY, 512), ids, request).token_ids == plain.token_ids
+    assert plain.token_ids != ask(Session(model, None, PLAIN, 512), ids, Request(GREEDY, 60)).token_ids
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_level_counts_the_same_history(
+    options: dict[str, Any], temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target as its own draft, and a retrieval cache with room for everything: all is accepted."""
+    draft_always(monkeypatch, has_retrieval=True)
+    model = tiny()
+    speculation = Speculation(gamma=4, inner_gamma=2, budget=400, chunk_size=4, sinks=4, window=400)
+    request = Request(Sampling(temperature, seed=3, **options), max_tokens=41)
+    full, retrieval = ask(Session(model, model, speculation, 512), prompt(100), request).stats.levels
+    # A coin of this seed falls between q and a p that rounding made smaller about once in a million tokens.
+    assert (full.proposed, retrieval.proposed) == (4 * full.rounds, 2 * full.rounds)
+    assert (full.accepted, retrieval.accepted) == (full.proposed, retrieval.proposed)
+
+
+def test_a_biased_token_that_the_model_does_not_have_is_refused() -> None:
+    session, known = Session(tiny(), None, PLAIN, 512), Sampling(0, logit_bias=((N_TOKENS - 1, 100.0),))
+    assert set(ask(session, prompt(50), Request(known, 3)).token_ids) == {N_TOKENS - 1}
+    with pytest.raises(InvalidSetting, match="logit-bias"):
+        ask(session, prompt(50), Request(Sampling(logit_bias=((N_TOKENS, 1.0),))))
 
 
 def test_a_follow_up_prefills_its_own_tokens_alone() -> None:
