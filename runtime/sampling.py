@@ -41,7 +41,8 @@ class SeenTokens:
         if len(self._seen) == 0:
             self._seen = logits.new_zeros(logits.shape[1], dtype=torch.bool)
             self._counts = logits.new_zeros(logits.shape[1])
-        self._settle(tokens[self._n_settled : n_settled])
+        if n_settled > self._n_settled:
+            self._settle(tokens[self._n_settled : n_settled])
         seen, counts = (base.repeat(len(logits), 1) for base in (self._seen, self._counts))
         for position, token in enumerate([*tokens[self._n_settled :], *draft], self._n_settled):
             first_row = max(0, position + 1 - len(tokens))
@@ -92,7 +93,7 @@ def adjusted(logits: Tensor, sampling: Sampling, history: History | None = None)
         logits = torch.where(history.seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
     if history.counts is not None:
         logits = logits - sampling.frequency_penalty * history.counts
-        logits = logits - sampling.presence_penalty * (history.counts > 0)
+        logits = torch.where(history.counts > 0, logits - sampling.presence_penalty, logits)
     return logits
 
 

@@ -88,7 +88,7 @@ class Session:
                     last_at = time.perf_counter()
                     if not answer.ids:
                         first_at = last_at
-                    yield answer.take(result.tokens)
+                    yield answer.take(result.tokens, scorer.logits)
                     if answer.reason is not None or cancel.is_set():
                         break
             if answer.reason is None:

@@ -212,7 +212,7 @@ def test_the_documents_keys_are_bit_identical_after_any_end(end: str, monkeypatc
     cancel, request = threading.Event(), Request(GREEDY, max_tokens=40)
     events = session.answer([*ids, *prompt(20, 5)], request, cancel, time.perf_counter())
     if end == "error":
-        monkeypatch.setattr("runtime.session.Answer.take", lambda self, tokens: 1 / 0)
+        monkeypatch.setattr("runtime.session.Answer.take", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             list(events)
     else:
@@ -287,6 +287,27 @@ def test_emitted_text_and_ids_add_up_to_the_answer() -> None:
     assert tuple(i for event in emissions for i in event.token_ids) == end.token_ids
     assert end.reason == "length"
     assert len(end.token_ids) == 50
+
+
+def test_log_probabilities_are_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every emitted token, by transformers' forward pass over prompt and answer; without a wish there are none."""
+    draft_always(monkeypatch, has_retrieval=True)
+    decoder, oracle = tiny_decoder("llama", attend=attend_on_cpu, vocab_size=N_TOKENS)
+    session = Session(Model(decoder, oracle.config, Tokenizer(tiny_backend())), None, HIERARCHY, 512)
+    ids, sampling = prompt(150), Sampling(0.8, seed=4, repetition_penalty=1.3)
+    events = list(session.answer(ids, Request(sampling, 40, logprobs=3), threading.Event(), time.perf_counter()))
+    found = [each for event in events if isinstance(event, Emission) for each in event.logprobs]
+    end = events[-1]
+    assert isinstance(end, Finished)
+    with torch.no_grad():
+        expected = oracle(torch.tensor([[*ids, *end.token_ids]])).logits[0, len(ids) - 1 : -1].log_softmax(-1)
+    rows = zip(expected, end.token_ids, strict=True)
+    assert [each.logprob for each in found] == pytest.approx([float(row[i]) for row, i in rows], abs=1e-4)
+    best, best_ids = expected.topk(3)
+    assert [[i for i, _ in each.top] for each in found] == best_ids.tolist()
+    torch.testing.assert_close(torch.tensor([[x for _, x in each.top] for each in found]), best, atol=1e-4, rtol=0)
+    silent = session.answer(ids, Request(sampling, 5), threading.Event(), time.perf_counter())
+    assert not any(event.logprobs for event in silent if isinstance(event, Emission))
 
 
 def test_levels_count_what_they_emitted() -> None:
