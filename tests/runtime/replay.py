@@ -111,11 +111,11 @@ class TableScorer(Scorer):
     """The real scorer, and the real chain, over a table; it checks that nothing stale is scored."""
 
     def __init__(self, probs: Tensor, sampling: Sampling = AS_IT_IS, answer_start: int = len(PROMPT)) -> None:
-        self._fed = FedTokens()
-        super().__init__(TableModel(probs), self._fed, sampling, answer_start=answer_start)
+        super().__init__(TableModel(probs), FedTokens(), sampling, answer_start=answer_start)
+        self.name = tuple(probs.flatten().tolist())
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Tensor:
-        fed = self._fed.tokens
+        fed = self.store.tokens
         assert list(tokens[: len(fed)]) == fed, "what is held is not the sequence asked about"
         assert len(fed) < len(tokens), "the last known token must be unseen"
         return super().score(tokens, draft)
