@@ -13,19 +13,11 @@ from runtime.errors import InvalidSetting
 from runtime.events import Emission, Event, Finished, Progress
 from runtime.models.attention import attend_on_cpu
 from runtime.models.load import Model
-from runtime.pacing import Costs, FixedPacing
+from runtime.pacing import Costs
 from runtime.session import Session
 from runtime.tokenizer import Tokenizer
-from tests.runtime.tiny import KINDS, N_TOKENS, Kind, random_ids, tiny_backend, tiny_decoder
-
-GREEDY = Sampling(temperature=0)
-PLAIN = Speculation(enabled=False)
-HIERARCHY = Speculation(gamma=4, inner_gamma=2, budget=48, chunk_size=4, sinks=4, window=28)
-
-
-def tiny(kind: Kind = "llama", seed: int = 0) -> Model:
-    decoder, oracle = tiny_decoder(kind, seed, attend=attend_on_cpu, vocab_size=N_TOKENS, initializer_range=0.02)
-    return Model(decoder, oracle.config, Tokenizer(tiny_backend()))
+from tests.runtime.sessions import GREEDY, HIERARCHY, PLAIN, ask, draft_always, prompt, tiny
+from tests.runtime.tiny import KINDS, N_TOKENS, Kind, tiny_backend, tiny_decoder
 
 
 @pytest.fixture(autouse=True)
@@ -46,30 +38,6 @@ def _cheap_drafts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def real_costs() -> None:
     """Costs follow from sizes, as for a person."""
-
-
-def draft_always(monkeypatch: pytest.MonkeyPatch, has_retrieval: bool) -> None:
-    """Draft gamma tokens each round, whether it pays or not."""
-    monkeypatch.setattr("runtime.hierarchy.AdaptivePacing", lambda most, *_: FixedPacing(most))
-    monkeypatch.setattr("runtime.session.gains_by_retrieval", lambda *_: has_retrieval)
-
-
-def prompt(n_tokens: int, seed: int = 0) -> list[int]:
-    """Ids of text alone; a passage stands twice, so that lookup finds something."""
-    ids = [i + 3 for i in (random_ids(n_tokens, seed) % (N_TOKENS - 3)).tolist()]
-    ids[-20:] = ids[:20]
-    return ids
-
-
-def ask(session: Session, ids: list[int], request: Request, cancel: threading.Event | None = None) -> Finished:
-    *_, end = session.answer(ids, request, cancel or threading.Event(), time.perf_counter())
-    assert isinstance(end, Finished)
-    return end
-
-
-def kept_keys(session: Session, n_tokens: int) -> list[torch.Tensor]:
-    store = session._full
-    return [half[:, :n_tokens].clone() for layer in range(store.n_layers) for half in store.read(layer)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -202,31 +170,6 @@ def test_the_same_prompt_again_computes_one_token() -> None:
     second = ask(session, ids, Request(GREEDY, max_tokens=10))
     assert (second.stats.cached_tokens, second.stats.new_tokens) == (99, 1)
     assert second.token_ids == first.token_ids
-
-
-@pytest.mark.parametrize("end", ["length", "stopped between rounds", "closed", "error"])
-def test_the_documents_keys_are_bit_identical_after_any_end(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    session, ids = Session(tiny(), None, HIERARCHY, 512), prompt(200)
-    ask(session, ids, Request(GREEDY, max_tokens=1))
-    before = kept_keys(session, 199)
-    cancel, request = threading.Event(), Request(GREEDY, max_tokens=40)
-    events = session.answer([*ids, *prompt(20, 5)], request, cancel, time.perf_counter())
-    if end == "error":
-        monkeypatch.setattr("runtime.session.Answer.take", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            list(events)
-    else:
-        for event in events:
-            if isinstance(event, Emission) and end == "stopped between rounds":
-                cancel.set()
-            if isinstance(event, Emission) and end == "closed":
-                events.close()
-                break
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(kept_keys(session, 199), before, strict=True))
-    monkeypatch.undo()
-    again = ask(session, ids, Request(GREEDY, max_tokens=30))
-    assert again.stats.cached_tokens == 199
-    assert again.token_ids == ask(Session(tiny(), None, PLAIN, 512), ids, Request(GREEDY, max_tokens=30)).token_ids
 
 
 def test_stop_during_prefill_keeps_what_was_prefilled() -> None:
