@@ -35,6 +35,8 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "top_k": ("N", "keep the N likeliest tokens, 0 all"),
         "min_p": ("X", "drop tokens below this share of the likeliest"),
         "repetition_penalty": ("X", "above 1 discourages repeating"),
+        "presence_penalty": ("X", "above 0 discourages words the answer has used"),
+        "frequency_penalty": ("X", "above 0 discourages words each time the answer uses them"),
         "seed": ("N", "make sampling repeatable"),
         "max_tokens": ("N", "longest answer"),
     },

@@ -41,6 +41,8 @@ class Settings:
     top_k: int = _SAMPLING.top_k
     min_p: float = _SAMPLING.min_p
     repetition_penalty: float = _SAMPLING.repetition_penalty
+    presence_penalty: float = _SAMPLING.presence_penalty
+    frequency_penalty: float = _SAMPLING.frequency_penalty
     seed: int | None = None
     max_tokens: int = _REQUEST.max_tokens
     password: str | None = field(default=None, repr=False)
@@ -103,6 +105,8 @@ class Settings:
             top_p=self.top_p,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
             seed=self.seed,
         )
 

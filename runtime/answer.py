@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
+from torch import Tensor
+
 from runtime.config import Request
 from runtime.detokenize import StopStrings, StreamDecoder
 from runtime.events import Emission, FinishReason
+from runtime.logprobs import token_logprobs
 
 
 class Answer:
@@ -16,11 +19,12 @@ class Answer:
         self.reason: FinishReason | None = None
         self._eos_ids = eos_ids
         self._max_tokens = request.max_tokens
+        self._n_top = request.logprobs
         self._decoder = StreamDecoder(decode)
         self._stop = StopStrings(request.stop)
 
-    def take(self, tokens: Sequence[int]) -> Emission:
-        """The next round's tokens; those behind the end are dropped."""
+    def take(self, tokens: Sequence[int], logits: Tensor) -> Emission:
+        """The next round's tokens, drawn from `logits` [tokens or more, vocab]; those behind the end are dropped."""
         before = len(self.ids)
         delta = ""
         for token in tokens:
@@ -38,7 +42,9 @@ class Answer:
         if self.reason is not None:
             delta += self._rest()
         self.text += delta
-        return Emission(delta, tuple(self.ids[before:]))
+        taken = self.ids[before:]
+        logprobs = () if self._n_top is None else token_logprobs(logits[: len(taken)], taken, self._n_top)
+        return Emission(delta, tuple(taken), logprobs)
 
     def end(self, reason: FinishReason) -> Emission:
         """End it where it stands; gives the text still held back."""

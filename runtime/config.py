@@ -19,8 +19,10 @@ def _require(holds: bool, name: str, value: object, allowed: str) -> None:
 class Sampling:
     """The chain from logits to probabilities, the same for target and drafts.
 
-    `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0 and `repetition_penalty` 1 switch a step off.
-    `seed` None draws a fresh one for each answer.
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0, `repetition_penalty` 1 and the other penalties 0 switch
+    a step off. The repetition penalty counts prompt and answer; presence and frequency penalty, as OpenAI defines
+    them, the answer alone. `logit_bias` pairs token ids with what is added to their logits. `seed` None draws a fresh
+    one for each answer.
     """
 
     temperature: float = 0.6
@@ -29,6 +31,9 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         _require(0 <= self.temperature <= 5, "temperature", self.temperature, "0 to 5")
@@ -36,10 +41,27 @@ class Sampling:
         _require(0 < self.top_p <= 1, "top-p", self.top_p, "above 0, at most 1")
         _require(0 <= self.min_p < 1, "min-p", self.min_p, "0 to below 1")
         _require(0.1 <= self.repetition_penalty <= 10, "repetition-penalty", self.repetition_penalty, "0.1 to 10")
+        _require(-2 <= self.presence_penalty <= 2, "presence-penalty", self.presence_penalty, "-2 to 2")
+        _require(-2 <= self.frequency_penalty <= 2, "frequency-penalty", self.frequency_penalty, "-2 to 2")
+        for token, bias in self.logit_bias:
+            _require(token >= 0, "logit-bias", token, "token ids")
+            _require(-100 <= bias <= 100, "logit-bias", bias, "-100 to 100")
+        biased = [token for token, _ in self.logit_bias]
+        _require(len(set(biased)) == len(biased), "logit-bias", biased, "each token id once")
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def counts_sequence(self) -> bool:
+        """Whether it matters which tokens stand in prompt and answer so far."""
+        return self.repetition_penalty != 1
+
+    @property
+    def counts_answer(self) -> bool:
+        """Whether it matters how often each token stands in the answer so far."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +115,17 @@ class Request:
     """One question put to the engine: how to sample, when to stop.
 
     `stop` strings end the answer and are not part of it. `evidence_spans` are the prompt token ranges
-    `[start, end)` (document pages) over which attention is recorded; empty records nothing.
+    `[start, end)` (document pages) over which attention is recorded; empty records nothing. `logprobs` N gives each
+    token's log-probability and the N most probable alternatives; None computes nothing.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = 512
     stop: tuple[str, ...] = ()
     evidence_spans: tuple[tuple[int, int], ...] = ()
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _require(self.max_tokens >= 1, "max-tokens", self.max_tokens, "at least 1")
         _require(all(self.stop), "stop", self.stop, "non-empty strings")
+        _require(self.logprobs is None or self.logprobs >= 0, "logprobs", self.logprobs, "0 or more")

@@ -24,11 +24,24 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural logarithms of the target's own probabilities where one token stands: before bias, penalties, temperature
+    and filters. `top` holds the most probable tokens, (id, log-probability), the most probable first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Emission:
-    """Newly final text: `text` is the delta to append (may be empty), `token_ids` the tokens of this round."""
+    """Newly final text: `text` is the delta to append (may be empty), `token_ids` the tokens of this round.
+
+    `logprobs` has one entry a token where the request asks for them, else none.
+    """
 
     text: str
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

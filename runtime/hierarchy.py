@@ -52,7 +52,7 @@ def compose(
     direct = PacedDrafter(bottom, AdaptivePacing(speculation.gamma, *below))
     if retrieval is None:
         return direct
-    scorer = Scorer(target, retrieval, sampling)
+    scorer = Scorer(target, retrieval, sampling, answer_start=len(ids))
     middle = SpeculativeDrafter("retrieval", scorer, bottom, speculation.inner_gamma, choices)
     return FirstDrafter(PacedDrafter(middle, AdaptivePacing(speculation.gamma, costs, RETRIEVAL_ACCEPTANCE)), direct)
 
@@ -83,4 +83,4 @@ def _model_drafter(
         speculation.window,
     )
     feed_window(draft, store, ids[:-1])
-    return ModelDrafter(Scorer(draft, store, sampling), choices)
+    return ModelDrafter(Scorer(draft, store, sampling, answer_start=len(ids)), choices)

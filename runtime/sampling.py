@@ -1,9 +1,11 @@
 """From logits to probabilities: the whole chain in one place, for target and drafts alike.
 
-Order as in transformers' warpers: repetition penalty, temperature, top-k, top-p, min-p.
+Order as in transformers: logit bias, repetition penalty, (presence and frequency penalty, which it has not,)
+temperature, top-k, top-p, min-p.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,15 +15,56 @@ from runtime.config import Sampling
 FIRST_CANDIDATES = 256
 
 
-def probabilities(logits: Tensor, sampling: Sampling, histories: Sequence[Tensor] | None = None) -> Tensor:
-    """Distributions to draw from, [tokens, vocab] in float32, for logits of the same shape.
+@dataclass(frozen=True, slots=True)
+class History:
+    """What stands before each row: `seen` bool [tokens, vocab], in prompt or answer; `counts` [tokens, vocab], how
+    often in the answer. None where the sampling does not ask."""
 
-    Greedy is a one-hot at the first largest logit. `histories[i]` holds the ids (int64, may repeat) that row i's
-    repetition penalty applies to; it is needed only when the penalty is not 1.
+    seen: Tensor | None = None
+    counts: Tensor | None = None
+
+
+class SeenTokens:
+    """Counts a growing sequence for the penalties: each settled token once, and the few newer ones anew each time."""
+
+    def __init__(self, sampling: Sampling, answer_start: int) -> None:
+        """`answer_start` is the prompt's length: tokens from there on are the answer's."""
+        self._counts_sequence, self._counts_answer = sampling.counts_sequence, sampling.counts_answer
+        self._answer_start = answer_start
+        self._n_settled = 0 if sampling.counts_sequence else answer_start
+        self._seen = torch.empty(0, dtype=torch.bool)
+        self._counts = torch.empty(0)
+
+    def before(self, tokens: Sequence[int], draft: Sequence[int], n_settled: int, logits: Tensor) -> History:
+        """The history of each row of `logits` [len(draft) + 1, vocab]: all of `tokens`, and of `draft` what comes
+        before. The first `n_settled` of `tokens` never change again."""
+        if len(self._seen) == 0:
+            self._seen = logits.new_zeros(logits.shape[1], dtype=torch.bool)
+            self._counts = logits.new_zeros(logits.shape[1])
+        if n_settled > self._n_settled:
+            self._settle(tokens[self._n_settled : n_settled])
+        seen, counts = (base.repeat(len(logits), 1) for base in (self._seen, self._counts))
+        for position, token in enumerate([*tokens[self._n_settled :], *draft], self._n_settled):
+            first_row = max(0, position + 1 - len(tokens))
+            seen[first_row:, token] = True
+            if position >= self._answer_start:
+                counts[first_row:, token] += 1
+        return History(seen if self._counts_sequence else None, counts if self._counts_answer else None)
+
+    def _settle(self, tokens: Sequence[int]) -> None:
+        ids = torch.tensor(tokens, dtype=torch.long, device=self._seen.device)
+        self._seen[ids] = True
+        answered = ids[max(0, self._answer_start - self._n_settled) :]
+        self._counts.index_add_(0, answered, torch.ones_like(answered, dtype=self._counts.dtype))
+        self._n_settled += len(tokens)
+
+
+def probabilities(logits: Tensor, sampling: Sampling, history: History | None = None) -> Tensor:
+    """Distributions to draw from, [tokens, vocab] in float32 or wider, for logits of the same shape.
+
+    Greedy is a one-hot at the first largest logit. `history` is needed only where `sampling` counts tokens.
     """
-    logits = logits.float()
-    if sampling.repetition_penalty != 1 and histories is not None:
-        logits = _penalised(logits, sampling.repetition_penalty, histories)
+    logits = adjusted(logits, sampling, history)
     if sampling.is_greedy:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
     probs = torch.softmax(logits / sampling.temperature, -1)
@@ -30,13 +73,27 @@ def probabilities(logits: Tensor, sampling: Sampling, histories: Sequence[Tensor
     return _above_min_p(_truncated(probs, sampling.top_k, sampling.top_p), sampling.min_p)
 
 
-def _penalised(logits: Tensor, penalty: float, histories: Sequence[Tensor]) -> Tensor:
-    """Logits of tokens seen before, divided by the penalty where positive and multiplied where negative
-    (CTRL, arXiv 1909.05858, with the sign rule of transformers)."""
-    logits = logits.clone()
-    for row, history in zip(logits, histories, strict=True):
-        seen = row[history]
-        row[history] = torch.where(seen > 0, seen / penalty, seen * penalty)
+def adjusted(logits: Tensor, sampling: Sampling, history: History | None = None) -> Tensor:
+    """The logits [tokens, vocab] with bias and penalties, in float32 or wider; those given are left as they are.
+
+    The repetition penalty divides positive and multiplies negative logits (CTRL, arXiv 1909.05858, with the sign rule
+    of transformers).
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if sampling.logit_bias:
+        ids, biases = zip(*sampling.logit_bias, strict=True)
+        added = torch.tensor(biases, dtype=logits.dtype, device=logits.device)
+        logits = logits.index_add(1, torch.tensor(ids, device=logits.device), added.expand(len(logits), -1))
+    if not (sampling.counts_sequence or sampling.counts_answer):
+        return logits
+    if history is None:
+        raise ValueError("penalties need the history of every row")
+    if history.seen is not None:
+        penalty = sampling.repetition_penalty
+        logits = torch.where(history.seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+    if history.counts is not None:
+        logits = logits - sampling.frequency_penalty * history.counts
+        logits = torch.where(history.counts > 0, logits - sampling.presence_penalty, logits)
     return logits
 
 

@@ -8,34 +8,39 @@ from torch import Tensor
 from runtime.config import Sampling
 from runtime.kv.store import Store
 from runtime.models.decoder import Decoder, Observer
-from runtime.sampling import probabilities
+from runtime.sampling import SeenTokens, probabilities
 
 
 class Scorer:
     """Scores continuations of one sequence with one model over one store.
 
-    The store holds the sequence up to some token before its last; `score` feeds what it has not seen.
+    The store holds the sequence up to some token before its last; `score` feeds what it has not seen. After it,
+    `logits` are those of the last pass, unmodified, row by row as the distributions.
     """
 
-    def __init__(self, model: Decoder, store: Store, sampling: Sampling, observer: Observer | None = None) -> None:
+    def __init__(
+        self, model: Decoder, store: Store, sampling: Sampling, observer: Observer | None = None, *, answer_start: int
+    ) -> None:
+        """`answer_start` is the prompt's length: some penalties count the answer's tokens alone."""
         self.store = store
+        self.logits = torch.empty(0)
         self._model = model
         self._sampling = sampling
         self._observer = observer
+        counts = sampling.counts_sequence or sampling.counts_answer
+        self._seen = SeenTokens(sampling, answer_start) if counts else None
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Tensor:
         """Distributions after `tokens`, and after each token of `draft`: [len(draft) + 1, vocab].
 
         The store must hold fewer tokens than `tokens` has; afterwards it holds all of both, uncommitted.
         """
+        n_settled = self.store.committed
         unseen = [*tokens[self.store.length :], *draft]
         ids = torch.tensor(unseen, device=self._model.device)
-        logits = self._model.forward(ids, self.store, n_logits=len(draft) + 1, observer=self._observer)
-        histories = None
-        if self._sampling.repetition_penalty != 1:
-            sequence = torch.tensor([*tokens, *draft], device=logits.device)
-            histories = [sequence[: len(tokens) + i] for i in range(len(draft) + 1)]
-        return probabilities(logits, self._sampling, histories)
+        self.logits = self._model.forward(ids, self.store, n_logits=len(draft) + 1, observer=self._observer)
+        history = self._seen.before(tokens, draft, n_settled, self.logits) if self._seen else None
+        return probabilities(self.logits, self._sampling, history)
 
     def trim(self, length: int) -> None:
         self.store.trim(length)

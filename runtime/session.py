@@ -8,6 +8,7 @@ from runtime.answer import Answer
 from runtime.choices import SeededChoices
 from runtime.config import Request, Speculation
 from runtime.drafter import Drafter, NoDrafter
+from runtime.errors import InvalidSetting
 from runtime.events import Event, Finished, Span
 from runtime.evidence import attention_used
 from runtime.hierarchy import compose, gains_by_retrieval
@@ -46,8 +47,12 @@ class Session:
         self._retrieval: RetrievalStore | None = None
 
     def answer(self, ids: Sequence[int], request: Request, cancel: threading.Event, asked_at: float) -> Iterator[Event]:
-        """Prefill what is new of `ids`, then decode; `asked_at` is when the question came, by `perf_counter`."""
+        """Prefill what is new of `ids`, then decode; `asked_at` is when the question came, by `perf_counter`.
+
+        Raises `InvalidSetting` for a biased token that the model does not have.
+        """
         ids = list(ids)
+        self._check(request)
         cached = min(common_prefix(self.tokens, ids), len(ids) - 1)
         self._cut(cached)
         answer = Answer(self._target.tokenizer.decode, self.eos_ids, request)
@@ -77,13 +82,13 @@ class Session:
                         request.sampling,
                         choices,
                     )
-                scorer = Scorer(self._decoder, self._full, request.sampling, observer)
+                scorer = Scorer(self._decoder, self._full, request.sampling, observer, answer_start=len(ids))
                 for result in decode(scorer, drafter, list(ids), FixedPacing(gamma), choices):
                     tally.count(result)
                     last_at = time.perf_counter()
                     if not answer.ids:
                         first_at = last_at
-                    yield answer.take(result.tokens)
+                    yield answer.take(result.tokens, scorer.logits)
                     if answer.reason is not None or cancel.is_set():
                         break
             if answer.reason is None:
@@ -109,6 +114,12 @@ class Session:
             stats,
             self._evidence(len(ids), answer, watched, request),
         )
+
+    def _check(self, request: Request) -> None:
+        n_tokens = self._target.tokenizer.n_tokens
+        for token, _ in request.sampling.logit_bias:
+            if token >= n_tokens:
+                raise InvalidSetting("logit-bias", token, f"token ids below {n_tokens:,}, which this model has")
 
     def _evidence(self, n_prompt: int, answer: Answer, watched: AnswerQueries, request: Request) -> tuple[Span, ...]:
         if not request.evidence_spans or answer.reason == "cancelled":

@@ -38,6 +38,7 @@ def test_every_setting_can_come_from_each_place(config):
         "model": "m", "draft_model": "d", "context": "1024", "device": "cpu", "dtype": "bfloat16",
         "threads": "2", "gamma": "3", "budget": "256", "chunk_size": "16", "plain": "true",
         "temperature": "0", "top_p": "0.5", "top_k": "7", "min_p": "0.1", "repetition_penalty": "1.1",
+        "presence_penalty": "0.5", "frequency_penalty": "-0.5",
         "seed": "5", "max_tokens": "9", "password": "p", "data_dir": "somewhere", "host": "::1",
         "port": "0", "api_key": "k", "no_setup": "1",
     }  # fmt: skip
@@ -50,6 +51,7 @@ def test_every_setting_can_come_from_each_place(config):
     assert from_line.plain is from_line.no_setup is True
     assert from_line.engine_config().speculation.enabled is False
     assert from_line.sampling().is_greedy
+    assert (from_line.sampling().presence_penalty, from_line.sampling().frequency_penalty) == (0.5, -0.5)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,8 @@ def test_every_setting_can_come_from_each_place(config):
         ({"chunk_size": "x"}, {}, "", "--chunk-size"),
         ({"temperature": "nan"}, {}, "", "--temperature"),
         ({"device": "tpu"}, {}, "", "--device"),
+        ({"presence_penalty": "3"}, {}, "", "--presence-penalty"),
+        ({"frequency_penalty": "-3"}, {}, "", "--frequency-penalty"),
         ({"port": "70000"}, {}, "", "--port"),
         ({"model": ""}, {}, "", "--model"),
         ({}, {"FULLREAD_TOP_P": "2"}, "", "FULLREAD_TOP_P"),

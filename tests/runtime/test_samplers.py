@@ -6,6 +6,7 @@ less than once in a million runs.
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,11 +14,11 @@ import torch
 from runtime import verify
 from runtime.choices import SeededChoices
 from runtime.config import Sampling
-from runtime.drafters.model import ModelDrafter
-from runtime.drafters.speculative import SpeculativeDrafter
+from runtime.drafter import Draft
+from runtime.pacing import FixedPacing
 from runtime.sampling import probabilities
-from runtime.speculation import speculate
-from tests.runtime.replay import MIDDLE, SMALL, TARGET, TableScorer
+from runtime.speculation import decode
+from tests.runtime.replay import PROMPT, TARGET, VOCAB, Compose, TableScorer, over, paced, sequence_law, small
 
 N = 20_000
 ALARM = 0.023
@@ -49,32 +50,72 @@ def test_a_filter_applied_twice_is_found_out() -> None:
     assert variation(law_of(lambda: choices.draw(twice), 9), probs) > ALARM
 
 
-def first_token_law(seed: int) -> torch.Tensor:
-    """The first emitted token of two-level rounds, gamma 2."""
+DEPENDENT = Sampling(1.0, top_p=0.73, presence_penalty=0.6, frequency_penalty=0.4)
+"""Filters, and penalties that depend on what the answer has said, inside drafts as well."""
+
+
+def answers_law(compose: Compose, seed: int) -> torch.Tensor:
+    """The first two tokens of the whole two-level decoder, gamma 2, as numbers below 9."""
     choices = SeededChoices(seed)
 
     def draw() -> int:
-        small = ModelDrafter(TableScorer(SMALL), choices)
-        middle = SpeculativeDrafter("middle", TableScorer(MIDDLE), small, 1, choices)
-        return speculate(TableScorer(TARGET), middle, [0], 2, choices).tokens[0]
+        tokens = list(PROMPT)
+        scorer, drafter = TableScorer(TARGET, DEPENDENT), compose(choices, DEPENDENT)
+        for _ in decode(scorer, drafter, tokens, FixedPacing(2), choices):
+            if len(tokens) >= len(PROMPT) + 2:
+                break
+        first, second = tokens[len(PROMPT) : len(PROMPT) + 2]
+        return VOCAB * first + second
 
-    return law_of(draw, 3)
+    return law_of(draw, VOCAB**2)
+
+
+def expected_law() -> torch.Tensor:
+    law = sequence_law(TARGET, 2, DEPENDENT)
+    return torch.tensor([law.get((i // VOCAB, i % VOCAB), 0.0) for i in range(VOCAB**2)])
+
+
+@pytest.fixture
+def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each distinct pass is computed once, since only the draws are put to the test here."""
+    score, passes = TableScorer.score, {}
+
+    def remember(self: TableScorer, tokens: list[int], draft: tuple[int, ...] = ()) -> torch.Tensor:
+        key = self.name, tuple(tokens), tuple(draft)
+        if key not in passes:
+            passes[key] = score(self, tokens, draft)
+        self.store.tokens = [*tokens, *draft]
+        return passes[key]
+
+    monkeypatch.setattr(TableScorer, "score", remember)
 
 
 @pytest.mark.slow
-def test_two_levels_draw_from_the_target() -> None:
-    assert variation(first_token_law(7), TARGET[0].float()) < ALARM
+@pytest.mark.usefixtures("remembered")
+@pytest.mark.parametrize("compose", [over(small, 1), paced], ids=["middle over model", "as an answer is drafted for"])
+def test_two_levels_draw_from_the_target(compose: Compose) -> None:
+    assert variation(answers_law(compose, seed=7), expected_law()) < ALARM
+
+
+def accept_always(draft: Draft, probs: torch.Tensor, choices: SeededChoices) -> verify.Verdict:
+    return verify.Verdict(len(draft.tokens), choices.draw(probs[-1]), "bonus")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrong", ["accept always", "redraw from p"])
+@pytest.mark.usefixtures("remembered")
+@pytest.mark.parametrize("wrong", ["accept always", "redraw from p", "filter applied twice"])
 def test_a_wrong_rule_exceeds_the_bound(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     """Negative controls of the bound used above."""
     if wrong == "accept always":
-        monkeypatch.setattr(SeededChoices, "coin", lambda self, chance: True)
-    else:
+        monkeypatch.setattr("runtime.speculation.verify", accept_always)
+    elif wrong == "redraw from p":
         monkeypatch.setattr(verify, "residual", lambda p, q: p)
-    assert variation(first_token_law(7), TARGET[0].float()) > ALARM
+    else:
+        filters = replace(DEPENDENT, presence_penalty=0.0, frequency_penalty=0.0)
+        monkeypatch.setattr(
+            "runtime.scorer.probabilities", lambda *given: probabilities(probabilities(*given).log(), filters)
+        )
+    assert variation(answers_law(over(small, 1), seed=7), expected_law()) > ALARM
 
 
 def test_a_seed_fixes_the_tokens_and_leaves_the_global_generator_alone() -> None:

@@ -3,27 +3,21 @@
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from runtime.config import Request, Sampling, Speculation
+from runtime.errors import InvalidSetting
 from runtime.events import Emission, Event, Finished, Progress
 from runtime.models.attention import attend_on_cpu
 from runtime.models.load import Model
-from runtime.pacing import Costs, FixedPacing
+from runtime.pacing import Costs
 from runtime.session import Session
 from runtime.tokenizer import Tokenizer
-from tests.runtime.tiny import KINDS, N_TOKENS, Kind, random_ids, tiny_backend, tiny_decoder
-
-GREEDY = Sampling(temperature=0)
-PLAIN = Speculation(enabled=False)
-HIERARCHY = Speculation(gamma=4, inner_gamma=2, budget=48, chunk_size=4, sinks=4, window=28)
-
-
-def tiny(kind: Kind = "llama", seed: int = 0) -> Model:
-    decoder, oracle = tiny_decoder(kind, seed, attend=attend_on_cpu, vocab_size=N_TOKENS, initializer_range=0.02)
-    return Model(decoder, oracle.config, Tokenizer(tiny_backend()))
+from tests.runtime.sessions import GREEDY, HIERARCHY, PLAIN, ask, draft_always, prompt, tiny
+from tests.runtime.tiny import KINDS, N_TOKENS, Kind, tiny_backend, tiny_decoder
 
 
 @pytest.fixture(autouse=True)
@@ -44,30 +38,6 @@ def _cheap_drafts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def real_costs() -> None:
     """Costs follow from sizes, as for a person."""
-
-
-def draft_always(monkeypatch: pytest.MonkeyPatch, has_retrieval: bool) -> None:
-    """Draft gamma tokens each round, whether it pays or not."""
-    monkeypatch.setattr("runtime.hierarchy.AdaptivePacing", lambda most, *_: FixedPacing(most))
-    monkeypatch.setattr("runtime.session.gains_by_retrieval", lambda *_: has_retrieval)
-
-
-def prompt(n_tokens: int, seed: int = 0) -> list[int]:
-    """Ids of text alone; a passage stands twice, so that lookup finds something."""
-    ids = [i + 3 for i in (random_ids(n_tokens, seed) % (N_TOKENS - 3)).tolist()]
-    ids[-20:] = ids[:20]
-    return ids
-
-
-def ask(session: Session, ids: list[int], request: Request, cancel: threading.Event | None = None) -> Finished:
-    *_, end = session.answer(ids, request, cancel or threading.Event(), time.perf_counter())
-    assert isinstance(end, Finished)
-    return end
-
-
-def kept_keys(session: Session, n_tokens: int) -> list[torch.Tensor]:
-    store = session._full
-    return [half[:, :n_tokens].clone() for layer in range(store.n_layers) for half in store.read(layer)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -128,13 +98,50 @@ def test_a_seed_fixes_a_sampled_answer() -> None:
     assert first.token_ids == second.token_ids != other.token_ids
 
 
-def test_sampling_options_keep_speculation_on_the_plain_path() -> None:
-    """At a near-zero temperature each option must pick what plain decoding picks, whatever the history."""
+OPTIONS = [
+    {"repetition_penalty": 1.5},
+    {"repetition_penalty": 0.8},
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": 1.0},
+    {"frequency_penalty": -0.2, "presence_penalty": 0.5, "repetition_penalty": 1.1},
+    {"logit_bias": ((40, 6.0), (41, -100.0)), "frequency_penalty": 0.5},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_sampling_options_keep_greedy_speculation_on_the_plain_path(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each option picks what plain decoding picks, whatever was said before, and differs from doing without."""
+    draft_always(monkeypatch, has_retrieval=True)
     model, ids = tiny(), prompt(200)
-    for sampling in (Sampling(0, repetition_penalty=1.5), Sampling(0, repetition_penalty=0.8)):
-        request = Request(sampling, max_tokens=60)
-        plain = ask(Session(model, None, PLAIN, 512), ids, request)
-        assert ask(Session(model, None, HIERARCHY, 512), ids, request).token_ids == plain.token_ids
+    request = Request(Sampling(0, **options), max_tokens=60)
+    plain = ask(Session(model, None, PLAIN, 512), ids, request)
+    assert ask(Session(model, None, HIERARCHY, 512), ids, request).token_ids == plain.token_ids
+    assert plain.token_ids != ask(Session(model, None, PLAIN, 512), ids, Request(GREEDY, 60)).token_ids
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_level_counts_the_same_history(
+    options: dict[str, Any], temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target as its own draft, and a retrieval cache with room for everything: all is accepted."""
+    draft_always(monkeypatch, has_retrieval=True)
+    model = tiny()
+    speculation = Speculation(gamma=4, inner_gamma=2, budget=400, chunk_size=4, sinks=4, window=400)
+    request = Request(Sampling(temperature, seed=3, **options), max_tokens=41)
+    full, retrieval = ask(Session(model, model, speculation, 512), prompt(100), request).stats.levels
+    # A coin of this seed falls between q and a p that rounding made smaller about once in a million tokens.
+    assert (full.proposed, retrieval.proposed) == (4 * full.rounds, 2 * full.rounds)
+    assert (full.accepted, retrieval.accepted) == (full.proposed, retrieval.proposed)
+
+
+def test_a_biased_token_that_the_model_does_not_have_is_refused() -> None:
+    session, known = Session(tiny(), None, PLAIN, 512), Sampling(0, logit_bias=((N_TOKENS - 1, 100.0),))
+    assert set(ask(session, prompt(50), Request(known, 3)).token_ids) == {N_TOKENS - 1}
+    with pytest.raises(InvalidSetting, match="logit-bias"):
+        ask(session, prompt(50), Request(Sampling(logit_bias=((N_TOKENS, 1.0),))))
 
 
 def test_a_follow_up_prefills_its_own_tokens_alone() -> None:
@@ -164,31 +171,6 @@ def test_the_same_prompt_again_computes_one_token() -> None:
     second = ask(session, ids, Request(GREEDY, max_tokens=10))
     assert (second.stats.cached_tokens, second.stats.new_tokens) == (99, 1)
     assert second.token_ids == first.token_ids
-
-
-@pytest.mark.parametrize("end", ["length", "stopped between rounds", "closed", "error"])
-def test_the_documents_keys_are_bit_identical_after_any_end(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    session, ids = Session(tiny(), None, HIERARCHY, 512), prompt(200)
-    ask(session, ids, Request(GREEDY, max_tokens=1))
-    before = kept_keys(session, 199)
-    cancel, request = threading.Event(), Request(GREEDY, max_tokens=40)
-    events = session.answer([*ids, *prompt(20, 5)], request, cancel, time.perf_counter())
-    if end == "error":
-        monkeypatch.setattr("runtime.session.Answer.take", lambda self, tokens: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            list(events)
-    else:
-        for event in events:
-            if isinstance(event, Emission) and end == "stopped between rounds":
-                cancel.set()
-            if isinstance(event, Emission) and end == "closed":
-                events.close()
-                break
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(kept_keys(session, 199), before, strict=True))
-    monkeypatch.undo()
-    again = ask(session, ids, Request(GREEDY, max_tokens=30))
-    assert again.stats.cached_tokens == 199
-    assert again.token_ids == ask(Session(tiny(), None, PLAIN, 512), ids, Request(GREEDY, max_tokens=30)).token_ids
 
 
 def test_stop_during_prefill_keeps_what_was_prefilled() -> None:
@@ -249,6 +231,27 @@ def test_emitted_text_and_ids_add_up_to_the_answer() -> None:
     assert tuple(i for event in emissions for i in event.token_ids) == end.token_ids
     assert end.reason == "length"
     assert len(end.token_ids) == 50
+
+
+def test_log_probabilities_are_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every emitted token, by transformers' forward pass over prompt and answer; without a wish there are none."""
+    draft_always(monkeypatch, has_retrieval=True)
+    decoder, oracle = tiny_decoder("llama", attend=attend_on_cpu, vocab_size=N_TOKENS)
+    session = Session(Model(decoder, oracle.config, Tokenizer(tiny_backend())), None, HIERARCHY, 512)
+    ids, sampling = prompt(150), Sampling(0.8, seed=4, repetition_penalty=1.3)
+    events = list(session.answer(ids, Request(sampling, 40, logprobs=3), threading.Event(), time.perf_counter()))
+    found = [each for event in events if isinstance(event, Emission) for each in event.logprobs]
+    end = events[-1]
+    assert isinstance(end, Finished)
+    with torch.no_grad():
+        expected = oracle(torch.tensor([[*ids, *end.token_ids]])).logits[0, len(ids) - 1 : -1].log_softmax(-1)
+    rows = zip(expected, end.token_ids, strict=True)
+    assert [each.logprob for each in found] == pytest.approx([float(row[i]) for row, i in rows], abs=1e-4)
+    best, best_ids = expected.topk(3)
+    assert [[i for i, _ in each.top] for each in found] == best_ids.tolist()
+    torch.testing.assert_close(torch.tensor([[x for _, x in each.top] for each in found]), best, atol=1e-4, rtol=0)
+    silent = session.answer(ids, Request(sampling, 5), threading.Event(), time.perf_counter())
+    assert not any(event.logprobs for event in silent if isinstance(event, Emission))
 
 
 def test_levels_count_what_they_emitted() -> None:

@@ -1,70 +1,47 @@
 """Claim A: over all random paths, the whole decoder emits exactly the target's distribution."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
+from dataclasses import replace
 
 import pytest
 import torch
 
 from runtime import speculation, verify
-from runtime.answer import Answer
-from runtime.config import Request
-from runtime.drafter import Drafter, NoDrafter
-from runtime.drafters.lookup import LookupDrafter
+from runtime.config import Sampling
 from runtime.drafters.model import ModelDrafter
-from runtime.drafters.paced import FirstDrafter, PacedDrafter
 from runtime.drafters.speculative import SpeculativeDrafter
-from runtime.pacing import AdaptivePacing, Costs, FixedPacing, Pacing
-from tests.runtime.replay import MIDDLE, SMALL, TARGET, ReplayedChoices, TableScorer, distance, output_law, sequence_law
+from runtime.pacing import FixedPacing, Pacing
+from runtime.sampling import History, SeenTokens
+from tests.runtime.replay import (
+    AS_IT_IS,
+    MIDDLE,
+    PROMPT,
+    TARGET,
+    ChangingPacing,
+    Compose,
+    ReplayedChoices,
+    TableScorer,
+    changing,
+    distance,
+    lookup,
+    nothing,
+    output_law,
+    over,
+    paced,
+    sequence_law,
+    small,
+)
 
 EXACT = 1e-12
-Compose = Callable[[ReplayedChoices], Drafter]
 
 
-def nothing(choices: ReplayedChoices) -> Drafter:
-    return NoDrafter()
-
-
-def small(choices: ReplayedChoices) -> Drafter:
-    return ModelDrafter(TableScorer(SMALL), choices)
-
-
-def lookup(choices: ReplayedChoices) -> Drafter:
-    return LookupDrafter(PROMPT, shortest=1)
-
-
-def over(bottom: Compose, inner_gamma: int) -> Compose:
-    return lambda choices: SpeculativeDrafter("middle", TableScorer(MIDDLE), bottom(choices), inner_gamma, choices)
-
-
-def paced(choices: ReplayedChoices) -> Drafter:
-    """As an answer is drafted for: each drafter under adaptive pacing, lookup where the middle level is off."""
-    middle = over(lookup, 1)(choices)
-    return FirstDrafter(
-        PacedDrafter(middle, AdaptivePacing(2, Costs(0.3, 0.1), 0.6)),
-        PacedDrafter(lookup(choices), AdaptivePacing(2, Costs(0.0, 0.1), 0.5)),
-    )
-
-
-PROMPT = [2, 1, 0, 2, 0]
-
-
-class ChangingPacing:
-    """Drafts 0, 2, 1, 0, 2, 1, ... tokens."""
-
-    def __init__(self) -> None:
-        self._round = 0
-
-    def gamma(self) -> int:
-        return (0, 2, 1)[self._round % 3]
-
-    def record(self, proposed: int, accepted: int) -> None:
-        self._round += 1
-
-
-def decoded(compose: Compose, pacing: Callable[[], Pacing], length: int) -> Callable[[ReplayedChoices], Hashable]:
+def decoded(
+    compose: Compose, pacing: Callable[[], Pacing], length: int, sampling: Sampling = AS_IT_IS
+) -> Callable[[ReplayedChoices], Hashable]:
     def decode(choices: ReplayedChoices) -> Hashable:
         tokens = list(PROMPT)
-        for _ in speculation.decode(TableScorer(TARGET), compose(choices), tokens, pacing(), choices):
+        scorer, drafter = TableScorer(TARGET, sampling), compose(choices, sampling)
+        for _ in speculation.decode(scorer, drafter, tokens, pacing(), choices):
             if len(tokens) >= len(PROMPT) + length:
                 return tuple(tokens[len(PROMPT) : len(PROMPT) + length])
         raise AssertionError("rounds never end by themselves")
@@ -72,29 +49,93 @@ def decoded(compose: Compose, pacing: Callable[[], Pacing], length: int) -> Call
     return decode
 
 
+def gamma_is(gamma: int) -> Callable[[], Pacing]:
+    return lambda: FixedPacing(gamma)
+
+
+def gamma_changes() -> Pacing:
+    return ChangingPacing(0, 2, 1)
+
+
 @pytest.mark.parametrize(
-    ("compose", "gamma", "length"),
+    ("compose", "pacing", "length"),
     [
-        pytest.param(nothing, 0, 3, id="plain"),
-        pytest.param(small, 1, 3, id="model, gamma 1"),
-        pytest.param(small, 3, 2, id="model, gamma 3"),
-        pytest.param(lookup, 2, 4, id="lookup, gamma 2"),
-        pytest.param(over(nothing, 0), 2, 2, id="middle alone, gamma 2"),
-        pytest.param(over(small, 1), 1, 2, id="middle over model, 1 and 1"),
-        pytest.param(over(small, 1), 2, 2, id="middle over model, 2 and 1"),
-        pytest.param(over(small, 2), 2, 2, id="middle over model, 2 and 2"),
-        pytest.param(paced, 2, 3, id="as an answer is drafted for"),
-        pytest.param(over(lookup, 2), 2, 3, id="middle over lookup, 2 and 2"),
+        pytest.param(nothing, gamma_is(0), 3, id="plain"),
+        pytest.param(small, gamma_is(1), 3, id="model, gamma 1"),
+        pytest.param(small, gamma_is(3), 2, id="model, gamma 3"),
+        pytest.param(lookup, gamma_is(2), 4, id="lookup, gamma 2"),
+        pytest.param(over(nothing, 0), gamma_is(2), 2, id="middle alone, gamma 2"),
+        pytest.param(over(small, 1), gamma_is(1), 2, id="middle over model, 1 and 1"),
+        pytest.param(over(small, 1), gamma_is(2), 2, id="middle over model, 2 and 1"),
+        pytest.param(over(small, 2), gamma_is(2), 2, id="middle over model, 2 and 2"),
+        pytest.param(over(lookup, 2), gamma_is(2), 3, id="middle over lookup, 2 and 2"),
+        pytest.param(paced, gamma_is(2), 3, id="as an answer is drafted for"),
+        pytest.param(over(small, 1), gamma_changes, 3, id="gamma changes"),
+        pytest.param(changing, gamma_is(2), 2, id="inner gamma changes"),
+        pytest.param(changing, gamma_changes, 3, id="both change"),
     ],
 )
-def test_every_composition_emits_the_targets_law(compose: Compose, gamma: int, length: int) -> None:
-    law = output_law(decoded(compose, lambda: FixedPacing(gamma), length))
-    assert distance(law, sequence_law(TARGET, PROMPT[-1], length)) < EXACT
+def test_every_composition_emits_the_targets_law(compose: Compose, pacing: Callable[[], Pacing], length: int) -> None:
+    law = output_law(decoded(compose, pacing, length))
+    assert distance(law, sequence_law(TARGET, length)) < EXACT
 
 
-def test_a_changing_gamma_keeps_the_law() -> None:
-    law = output_law(decoded(over(small, 1), ChangingPacing, 3))
-    assert distance(law, sequence_law(TARGET, PROMPT[-1], 3)) < EXACT
+COUNTING = [
+    Sampling(1.0, top_p=1.0, repetition_penalty=1.7),
+    Sampling(1.0, top_p=1.0, repetition_penalty=0.6),
+    Sampling(1.0, top_p=1.0, presence_penalty=1.5),
+    Sampling(1.0, top_p=1.0, frequency_penalty=0.9),
+    Sampling(1.0, top_p=1.0, frequency_penalty=-0.7, presence_penalty=0.4),
+    Sampling(1.0, top_p=1.0, logit_bias=((0, 1.5), (2, -1.0))),
+    Sampling(1.0, top_p=1.0, min_p=0.3, presence_penalty=1.0),
+    Sampling(0.7, top_k=2, frequency_penalty=1.2, repetition_penalty=1.1),
+    Sampling(1.3, 0, 0.8, 0.1, 1.2, None, 0.5, 0.5, ((1, 0.7),)),
+    Sampling(0.0, presence_penalty=1.0, frequency_penalty=0.5, logit_bias=((1, 0.5),)),
+]
+
+
+@pytest.mark.parametrize("sampling", COUNTING)
+@pytest.mark.parametrize(
+    ("compose", "length"),
+    [
+        pytest.param(nothing, 3, id="plain"),
+        pytest.param(over(small, 1), 2, id="middle over model"),
+        pytest.param(over(lookup, 2), 2, id="middle over lookup"),
+        pytest.param(paced, 4, id="as an answer is drafted for"),
+    ],
+)
+def test_what_depends_on_the_tokens_so_far_keeps_the_law(compose: Compose, length: int, sampling: Sampling) -> None:
+    """Through the real chain: penalties count position by position, inside drafts at both levels as well."""
+    law = output_law(decoded(compose, gamma_is(2), length, sampling))
+    assert distance(law, sequence_law(TARGET, length, sampling)) < EXACT
+
+
+def test_both_levels_may_change_their_gamma_under_penalties() -> None:
+    sampling = COUNTING[8]
+    law = output_law(decoded(changing, gamma_changes, 3, sampling))
+    assert distance(law, sequence_law(TARGET, 3, sampling)) < EXACT
+
+
+@pytest.mark.parametrize("wrong", ["one history for the whole draft", "the prompt counted", "the draft forgotten"])
+def test_a_wrong_history_is_found_out(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    """Negative control: penalties that look at other tokens than those before the position have another law."""
+    before = SeenTokens.before
+
+    def stale(self: SeenTokens, tokens: list[int], draft: list[int], n_settled: int, logits: torch.Tensor) -> History:
+        if wrong == "the draft forgotten":
+            tokens = tokens[: len(PROMPT)]
+            return before(self, tokens, [0] * len(draft), min(n_settled, len(tokens)), logits)
+        history = before(self, tokens, draft, n_settled, logits)
+        assert history.counts is not None
+        return replace(history, counts=history.counts[:1].expand_as(history.counts))
+
+    if wrong == "the prompt counted":
+        monkeypatch.setattr(TableScorer.__init__, "__defaults__", (AS_IT_IS, 0))
+    else:
+        monkeypatch.setattr(SeenTokens, "before", stale)
+    sampling = Sampling(1.0, top_p=1.0, presence_penalty=1.5)
+    law = output_law(decoded(over(small, 1), gamma_is(2), 2, sampling))
+    assert distance(law, sequence_law(TARGET, 2, sampling)) > 0.01
 
 
 def test_a_draft_from_the_target_itself_is_always_accepted() -> None:
@@ -118,39 +159,8 @@ def test_a_wrong_rule_is_found_out(monkeypatch: pytest.MonkeyPatch, wrong: str) 
     else:
         rest = verify.residual
         monkeypatch.setattr(verify, "residual", lambda p, q: rest(q, p))
-    law = output_law(decoded(over(small, 1), lambda: FixedPacing(2), 2))
-    assert distance(law, sequence_law(TARGET, PROMPT[-1], 2)) > 0.01
-
-
-def letters(ids: Sequence[int]) -> str:
-    """Text of three tokens: a, b and the end of a turn."""
-    return "".join("ab"[i] for i in ids if i != 2)
-
-
-@pytest.mark.parametrize("stop", [(), ("ab",), ("b", "aa")])
-@pytest.mark.parametrize("max_tokens", [1, 2, 3])
-def test_answers_end_alike_with_and_without_drafts(stop: tuple[str, ...], max_tokens: int) -> None:
-    """An end-of-turn id, a stop string or the token limit may lie inside a draft."""
-
-    def answered(compose: Compose, gamma: int):
-        def decode(choices: ReplayedChoices) -> Hashable:
-            answer = Answer(letters, frozenset((2,)), Request(max_tokens=max_tokens, stop=stop))
-            scorer = TableScorer(TARGET)
-            for result in speculation.decode(scorer, compose(choices), [1], FixedPacing(gamma), choices):
-                answer.take(result.tokens)
-                if answer.reason is not None:
-                    return tuple(answer.ids), answer.text, answer.reason
-            raise AssertionError("rounds never end by themselves")
-
-        return decode
-
-    plain = output_law(answered(nothing, 0))
-    assert distance(output_law(answered(over(small, 1), 2)), plain) < EXACT
-    assert sum(plain.values()) == pytest.approx(1)
-    for (ids, text, reason), _ in plain.items():
-        assert len(ids) <= max_tokens
-        assert not any(word in text for word in stop)
-        assert reason == "length" or ids[-1] == 2 or stop
+    law = output_law(decoded(over(small, 1), gamma_is(2), 2))
+    assert distance(law, sequence_law(TARGET, 2)) > 0.01
 
 
 def test_what_a_round_reports_is_what_it_drew_from() -> None:
@@ -158,12 +168,12 @@ def test_what_a_round_reports_is_what_it_drew_from() -> None:
 
     def decode(choices: ReplayedChoices) -> Hashable:
         tokens = list(PROMPT)
-        drafter = SpeculativeDrafter("middle", TableScorer(MIDDLE), small(choices), 1, choices)
+        drafter = SpeculativeDrafter("middle", TableScorer(MIDDLE), small(choices, AS_IT_IS), 1, choices)
         draft = drafter.propose(tokens, 2)
-        assert tokens == PROMPT, "a drafter leaves the sequence as it was"
+        assert tokens == list(PROMPT), "a drafter leaves the sequence as it was"
         before = [PROMPT[-1], *draft.tokens]
-        assert torch.equal(draft.probs, MIDDLE[before[: len(draft.tokens)]])
+        torch.testing.assert_close(draft.probs, MIDDLE[before[: len(draft.tokens)]])
         return draft.tokens
 
     law = output_law(decode)
-    assert distance(law, sequence_law(MIDDLE, PROMPT[-1], 2)) < EXACT
+    assert distance(law, sequence_law(MIDDLE, 2)) < EXACT
