@@ -1,14 +1,19 @@
 """Which levels draft for which: the composition is chosen here, once an answer."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from runtime.choices import Choices
 from runtime.config import Sampling, Speculation
 from runtime.drafter import Drafter
+from runtime.drafters.counted import CountedDrafter
 from runtime.drafters.lookup import LookupDrafter
 from runtime.drafters.model import ModelDrafter, feed_window
 from runtime.drafters.paced import FirstDrafter, PacedDrafter
 from runtime.drafters.speculative import SpeculativeDrafter
+from runtime.errors import InvalidSetting
+from runtime.kv.full import FullStore
+from runtime.kv.queries import RecentQueries
 from runtime.kv.retrieval import RetrievalStore
 from runtime.kv.streaming import StreamingStore
 from runtime.models.decoder import Decoder
@@ -28,33 +33,48 @@ EXTRA_TOKEN_COST = 0.08
 SMALL_STEPS_COST = 0.15
 
 
+@dataclass(frozen=True, slots=True)
+class TargetCaches:
+    """What is held of the target: its full KV cache, its newest queries, and a retrieval cache where one pays."""
+
+    full: FullStore
+    queries: RecentQueries
+    retrieval: RetrievalStore | None
+
+
 def compose(
     target: Decoder,
     draft: Decoder | None,
-    retrieval: RetrievalStore | None,
+    caches: TargetCaches,
     ids: Sequence[int],
     speculation: Speculation,
     sampling: Sampling,
     choices: Choices,
 ) -> Drafter:
-    """The drafter for the target over its full cache, after the prompt `ids`.
+    """The drafter for the target over its full cache, after the prompt `ids`; raises `InvalidSetting`.
 
     With a retrieval cache it is the target over that cache, drafted for in turn. While that is switched off, and
-    without one, what lies below drafts for the full cache directly: the draft model over its StreamingLLM cache, or
-    lookup. Each has its own pacing.
+    without one, what lies below drafts for the full cache directly. Each has its own pacing.
     """
-    costs = retrieval_costs(target.spec, len(ids), speculation.budget)
-    bottom: Drafter = LookupDrafter(ids)
-    below = Costs(0.0, EXTRA_TOKEN_COST), LOOKUP_ACCEPTANCE
-    if draft is not None:
-        bottom = _model_drafter(draft, ids, speculation, sampling, choices)
-        below = Costs(draft.spec.n_parameters / target.spec.n_parameters, EXTRA_TOKEN_COST), MODEL_ACCEPTANCE
-    direct = PacedDrafter(bottom, AdaptivePacing(speculation.gamma, *below))
-    if retrieval is None:
-        return direct
-    scorer = Scorer(target, retrieval, sampling)
-    middle = SpeculativeDrafter("retrieval", scorer, bottom, speculation.inner_gamma, choices)
-    return FirstDrafter(PacedDrafter(middle, AdaptivePacing(speculation.gamma, costs, RETRIEVAL_ACCEPTANCE)), direct)
+    chosen = speculation.chosen_drafter(draft is not None)
+    lookup = _lookup(ids) if chosen in ("lookup", "merged") else None
+    model = None
+    if draft is not None and chosen in ("model", "merged"):
+        model = _model(draft, ids, speculation, sampling, choices)
+    levels: list[Drafter] = []
+    if caches.retrieval is not None:
+        below = FirstDrafter(*filter(None, (lookup, model)))
+        scorer = Scorer(target, caches.retrieval, sampling)
+        middle = SpeculativeDrafter("retrieval", scorer, below, speculation.inner_gamma, choices)
+        costs = retrieval_costs(target.spec, len(ids), speculation.budget)
+        levels.append(PacedDrafter(middle, AdaptivePacing(speculation.gamma, costs, RETRIEVAL_ACCEPTANCE)))
+    if lookup is not None:
+        costs = Costs(0.0, EXTRA_TOKEN_COST)
+        levels.append(PacedDrafter(lookup, AdaptivePacing(speculation.gamma, costs, LOOKUP_ACCEPTANCE)))
+    if draft is not None and model is not None:
+        costs = Costs(draft.spec.n_parameters / target.spec.n_parameters, EXTRA_TOKEN_COST)
+        levels.append(PacedDrafter(model, AdaptivePacing(speculation.gamma, costs, MODEL_ACCEPTANCE)))
+    return FirstDrafter(*levels)
 
 
 def gains_by_retrieval(spec: Spec, n_tokens: int, speculation: Speculation) -> bool:
@@ -70,9 +90,15 @@ def retrieval_costs(spec: Spec, n_tokens: int, budget: int) -> Costs:
     return Costs(draft * (1 + SMALL_STEPS_COST), EXTRA_TOKEN_COST)
 
 
-def _model_drafter(
+def _lookup(ids: Sequence[int]) -> Drafter:
+    return CountedDrafter("lookup", LookupDrafter(ids))
+
+
+def _model(
     draft: Decoder, ids: Sequence[int], speculation: Speculation, sampling: Sampling, choices: Choices
 ) -> Drafter:
+    if speculation.draft_cache != "streaming":
+        raise InvalidSetting("draft-cache", speculation.draft_cache, "streaming")
     store = StreamingStore(
         draft.spec.n_layers,
         draft.spec.n_kv_heads,
@@ -83,4 +109,4 @@ def _model_drafter(
         speculation.window,
     )
     feed_window(draft, store, ids[:-1])
-    return ModelDrafter(Scorer(draft, store, sampling), choices)
+    return CountedDrafter("model", ModelDrafter(Scorer(draft, store, sampling), choices))

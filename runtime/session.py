@@ -10,7 +10,7 @@ from runtime.config import Request, Speculation
 from runtime.drafter import Drafter, NoDrafter
 from runtime.events import Event, Finished, Span
 from runtime.evidence import attention_used
-from runtime.hierarchy import compose, gains_by_retrieval
+from runtime.hierarchy import TargetCaches, compose, gains_by_retrieval
 from runtime.kv.full import FullStore
 from runtime.kv.queries import AnswerQueries, Both, RecentQueries
 from runtime.kv.retrieval import RetrievalStore
@@ -71,7 +71,7 @@ class Session:
                     drafter = compose(
                         self._decoder,
                         self._draft.decoder if self._draft else None,
-                        self._refreshed_retrieval(len(ids)),
+                        TargetCaches(self._full, self._recent, self._refreshed_retrieval(len(ids))),
                         ids,
                         self.speculation,
                         request.sampling,
@@ -125,7 +125,7 @@ class Session:
 
     def _refreshed_retrieval(self, n_tokens: int) -> RetrievalStore | None:
         """The retrieval cache, chosen for the newest queries; None where the prompt is too short to gain by one."""
-        if not gains_by_retrieval(self._target.spec, n_tokens, self.speculation):
+        if not self.speculation.retrieval or not gains_by_retrieval(self._target.spec, n_tokens, self.speculation):
             return None
         if self._retrieval is None:
             budget, chunk_size = self.speculation.budget, self.speculation.chunk_size

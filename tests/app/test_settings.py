@@ -37,6 +37,7 @@ def test_every_setting_can_come_from_each_place(config):
     values = {
         "model": "m", "draft_model": "d", "context": "1024", "device": "cpu", "dtype": "bfloat16",
         "threads": "2", "gamma": "3", "budget": "256", "chunk_size": "16", "plain": "true",
+        "retrieval": "off", "drafter": "merged", "draft_cache": "retrieval",
         "temperature": "0", "top_p": "0.5", "top_k": "7", "min_p": "0.1", "repetition_penalty": "1.1",
         "seed": "5", "max_tokens": "9", "password": "p", "data_dir": "somewhere", "host": "::1",
         "port": "0", "api_key": "k", "no_setup": "1",
@@ -48,7 +49,9 @@ def test_every_setting_can_come_from_each_place(config):
     assert from_line == from_environment == from_file
     assert from_line.data_dir == Path("somewhere")
     assert from_line.plain is from_line.no_setup is True
-    assert from_line.engine_config().speculation.enabled is False
+    speculation = from_line.engine_config().speculation
+    assert (speculation.enabled, speculation.retrieval) == (False, False)
+    assert (speculation.drafter, speculation.draft_cache) == ("merged", "retrieval")
     assert from_line.sampling().is_greedy
 
 
@@ -59,6 +62,9 @@ def test_every_setting_can_come_from_each_place(config):
         ({"chunk_size": "x"}, {}, "", "--chunk-size"),
         ({"temperature": "nan"}, {}, "", "--temperature"),
         ({"device": "tpu"}, {}, "", "--device"),
+        ({"drafter": "trees"}, {}, "", "--drafter"),
+        ({"drafter": "model"}, {}, "", "--drafter"),
+        ({"retrieval": "perhaps"}, {}, "", "--retrieval"),
         ({"port": "70000"}, {}, "", "--port"),
         ({"model": ""}, {}, "", "--model"),
         ({}, {"FULLREAD_TOP_P": "2"}, "", "FULLREAD_TOP_P"),

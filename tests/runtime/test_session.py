@@ -78,7 +78,7 @@ def test_speculative_greedy_equals_plain_greedy(kind: Kind) -> None:
     plain = ask(Session(model, None, PLAIN, 512), ids, request)
     fast = ask(Session(model, None, HIERARCHY, 512), ids, request)
     assert fast.token_ids == plain.token_ids
-    assert [level.name for level in fast.stats.levels] == ["full", "retrieval"]
+    assert [level.name for level in fast.stats.levels] == ["full", "retrieval", "lookup"]
     assert fast.stats.levels[0].rounds < plain.stats.levels[0].rounds
 
 
@@ -93,16 +93,18 @@ def test_a_draft_model_over_its_streaming_cache_changes_no_token(
     fast = ask(Session(model, tiny(seed=1), HIERARCHY, 512), ids, request)
     assert fast.token_ids == plain.token_ids
     assert fast.stats.levels[0].proposed > 60
-    assert len(fast.stats.levels) == 1 + has_retrieval
+    levels = ["full", "retrieval", "lookup", "model"]
+    assert [level.name for level in fast.stats.levels] == levels[:1] + levels[2 - has_retrieval :]
 
 
 def test_the_target_as_its_own_draft_is_always_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Window >= sequence and draft = target: every round emits gamma + 1."""
     draft_always(monkeypatch, has_retrieval=False)
     model = tiny()
-    speculation = Speculation(gamma=3, budget=4000, sinks=4, window=600)
+    speculation = Speculation(gamma=3, budget=4000, sinks=4, window=600, drafter="model")
     end = ask(Session(model, model, speculation, 512), prompt(100), Request(GREEDY, max_tokens=41))
-    (level,) = end.stats.levels
+    level, model = end.stats.levels
+    assert model.proposed == level.proposed
     assert level.accepted == level.proposed == 3 * level.rounds
 
 
@@ -110,13 +112,13 @@ def test_with_room_for_everything_every_retrieval_draft_is_accepted() -> None:
     """Budget >= sequence: the retrieval cache is the full cache."""
     speculation = Speculation(gamma=4, inner_gamma=2, budget=400, chunk_size=4)
     end = ask(Session(tiny(), None, speculation, 512), prompt(200), Request(GREEDY, max_tokens=80))
-    full, retrieval = end.stats.levels
+    full, retrieval, _ = end.stats.levels
     assert (retrieval.name, full.accepted) == ("retrieval", full.proposed)
 
 
 def test_a_short_prompt_needs_no_retrieval_level(real_costs: None) -> None:
     end = ask(Session(tiny(), None, HIERARCHY, 512), prompt(60), Request(GREEDY, max_tokens=8))
-    assert [level.name for level in end.stats.levels] == ["full"]
+    assert [level.name for level in end.stats.levels] == ["full", "lookup"]
 
 
 def test_a_seed_fixes_a_sampled_answer() -> None:
@@ -253,7 +255,7 @@ def test_emitted_text_and_ids_add_up_to_the_answer() -> None:
 def test_levels_count_what_they_emitted() -> None:
     """Tokens of a level = accepted + one a round, before what the end cuts off."""
     end = ask(Session(tiny(), None, HIERARCHY, 512), prompt(200), Request(GREEDY, max_tokens=50))
-    full, retrieval = end.stats.levels
+    full, retrieval, _ = end.stats.levels
     assert 50 <= full.accepted + full.rounds <= 50 + HIERARCHY.gamma
     assert retrieval.accepted + retrieval.rounds <= full.proposed  # lookup drafts for the full cache too
     assert retrieval.accepted <= retrieval.proposed
