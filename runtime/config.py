@@ -10,6 +10,7 @@ DeviceChoice = Literal["auto", "cpu", "cuda"]
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
 DrafterChoice = Literal["auto", "none", "lookup", "model", "merged"]
 DraftCacheChoice = Literal["streaming", "retrieval"]
+LONGEST_DRAFT = 64
 
 
 def _require(holds: bool, name: str, value: object, allowed: str) -> None:
@@ -46,7 +47,8 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """The hierarchy. `gamma` tokens are drafted per target pass, `inner_gamma` per retrieval pass.
+    """The hierarchy. `gamma` tokens are drafted per target pass, `inner_gamma` per retrieval pass; where lookup finds
+    a long passage being copied it may draft up to `LONGEST_DRAFT` for the target.
 
     `budget` = tokens per layer and KV head in the retrieval cache, in chunks of `chunk_size`; `sinks` + `window`
     bound the draft model's cache. `enabled` False is plain decoding.
@@ -69,8 +71,8 @@ class Speculation:
     draft_cache: DraftCacheChoice = "streaming"
 
     def __post_init__(self) -> None:
-        _require(0 <= self.gamma <= 64, "gamma", self.gamma, "0 to 64")
-        _require(0 <= self.inner_gamma <= 64, "inner-gamma", self.inner_gamma, "0 to 64")
+        _require(0 <= self.gamma <= LONGEST_DRAFT, "gamma", self.gamma, f"0 to {LONGEST_DRAFT}")
+        _require(0 <= self.inner_gamma <= LONGEST_DRAFT, "inner-gamma", self.inner_gamma, f"0 to {LONGEST_DRAFT}")
         _require(1 <= self.chunk_size <= 4096, "chunk-size", self.chunk_size, "1 to 4096")
         _require(self.budget >= 2 * self.chunk_size, "budget", self.budget, "at least two chunks")
         _require(self.sinks >= 0 and self.window >= 1, "window", self.window, "at least 1")

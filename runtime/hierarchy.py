@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.choices import Choices
-from runtime.config import Sampling, Speculation
+from runtime.config import LONGEST_DRAFT, Sampling, Speculation
 from runtime.drafter import Drafter
-from runtime.drafters.counted import CountedDrafter
+from runtime.drafters.counted import CountedDrafter, DraftCounts
+from runtime.drafters.grams import Grams
 from runtime.drafters.lookup import LookupDrafter
 from runtime.drafters.model import ModelDrafter, feed_window
 from runtime.drafters.paced import FirstDrafter, PacedDrafter
@@ -25,12 +26,15 @@ from runtime.scorer import Scorer
 RETRIEVAL_ACCEPTANCE = 0.8
 MODEL_ACCEPTANCE = 0.6
 LOOKUP_ACCEPTANCE = 0.5
+LONG_LOOKUP_ACCEPTANCE = 0.9
 # What a byte of KV cache costs to attend to against a byte of weights to multiply by, and what each further token costs
 # in a pass against its first; measured with the CPU kernels.
 KV_BYTE_COST = 1.5
 EXTRA_TOKEN_COST = 0.08
 # What an answer's small steps (sampling, verification, choosing chunks) cost in a retrieval pass, against the pass.
 SMALL_STEPS_COST = 0.15
+# Matches of so many tokens go on as surely as other drafters guess, and cost nothing.
+LONG_MATCH = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +57,34 @@ def compose(
 ) -> Drafter:
     """The drafter for the target over its full cache, after the prompt `ids`; raises `InvalidSetting`.
 
-    With a retrieval cache it is the target over that cache, drafted for in turn. While that is switched off, and
-    without one, what lies below drafts for the full cache directly. Each has its own pacing.
+    A long match of lookup comes first. Else, with a retrieval cache, the target over that cache drafts, drafted for
+    in turn. While that is switched off, and without one, what lies below it drafts for the full cache directly: the
+    draft model, else lookup. Each has its own pacing.
     """
     chosen = speculation.chosen_drafter(draft is not None)
-    lookup = _lookup(ids) if chosen in ("lookup", "merged") else None
-    model = None
+    long = lookup = model = None
+    if chosen in ("lookup", "merged"):
+        grams, counts = Grams(ids), DraftCounts("lookup")
+        long = CountedDrafter(LookupDrafter(ids, LONG_MATCH, grams), counts)
+        lookup = CountedDrafter(LookupDrafter(ids, grams=grams), counts)
     if draft is not None and chosen in ("model", "merged"):
         model = _model(draft, ids, speculation, sampling, choices)
     levels: list[Drafter] = []
+    if long is not None:
+        pacing = AdaptivePacing(LONGEST_DRAFT, Costs(0.0, EXTRA_TOKEN_COST), LONG_LOOKUP_ACCEPTANCE)
+        levels.append(PacedDrafter(long, pacing))
     if caches.retrieval is not None:
-        below = FirstDrafter(*filter(None, (lookup, model)))
+        below = FirstDrafter(*filter(None, (long, model) if model else (lookup,)))
         scorer = Scorer(target, caches.retrieval, sampling)
         middle = SpeculativeDrafter("retrieval", scorer, below, speculation.inner_gamma, choices)
         costs = retrieval_costs(target.spec, len(ids), speculation.budget)
         levels.append(PacedDrafter(middle, AdaptivePacing(speculation.gamma, costs, RETRIEVAL_ACCEPTANCE)))
-    if lookup is not None:
-        costs = Costs(0.0, EXTRA_TOKEN_COST)
-        levels.append(PacedDrafter(lookup, AdaptivePacing(speculation.gamma, costs, LOOKUP_ACCEPTANCE)))
     if draft is not None and model is not None:
         costs = Costs(draft.spec.n_parameters / target.spec.n_parameters, EXTRA_TOKEN_COST)
         levels.append(PacedDrafter(model, AdaptivePacing(speculation.gamma, costs, MODEL_ACCEPTANCE)))
+    if lookup is not None:
+        costs = Costs(0.0, EXTRA_TOKEN_COST)
+        levels.append(PacedDrafter(lookup, AdaptivePacing(speculation.gamma, costs, LOOKUP_ACCEPTANCE)))
     return FirstDrafter(*levels)
 
 
@@ -88,10 +99,6 @@ def retrieval_costs(spec: Spec, n_tokens: int, budget: int) -> Costs:
     weights = spec.n_parameters / spec.kv_bytes_per_token(1) / KV_BYTE_COST  # in tokens of KV cache
     draft = (weights + min(budget, n_tokens)) / (weights + n_tokens)
     return Costs(draft * (1 + SMALL_STEPS_COST), EXTRA_TOKEN_COST)
-
-
-def _lookup(ids: Sequence[int]) -> Drafter:
-    return CountedDrafter("lookup", LookupDrafter(ids))
 
 
 def _model(
@@ -109,4 +116,4 @@ def _model(
         speculation.window,
     )
     feed_window(draft, store, ids[:-1])
-    return CountedDrafter("model", ModelDrafter(Scorer(draft, store, sampling), choices))
+    return CountedDrafter(ModelDrafter(Scorer(draft, store, sampling), choices), DraftCounts("model"))

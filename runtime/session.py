@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from runtime.answer import Answer
 from runtime.choices import SeededChoices
-from runtime.config import Request, Speculation
+from runtime.config import LONGEST_DRAFT, Request, Speculation
 from runtime.drafter import Drafter, NoDrafter
 from runtime.events import Event, Finished, Span
 from runtime.evidence import attention_used
@@ -53,7 +53,7 @@ class Session:
         answer = Answer(self._target.tokenizer.decode, self.eos_ids, request)
         prefilling = time.perf_counter()
         decoding = prefilling
-        self._full.reserve(len(ids) + request.max_tokens + self.speculation.gamma + 1)
+        self._full.reserve(len(ids) + request.max_tokens + LONGEST_DRAFT + 1)
         tally = Tally("full")
         drafter: Drafter = NoDrafter()
         asked_from = max(cached, len(ids) - 1 - QUESTION_TOKENS)
@@ -66,8 +66,8 @@ class Session:
             first_at = last_at = decoding
             if not cancel.is_set():
                 choices = SeededChoices(request.sampling.seed)
-                gamma = self.speculation.gamma if self.speculation.enabled else 0
-                if gamma:
+                drafts = self.speculation.enabled and self.speculation.gamma > 0
+                if drafts:
                     drafter = compose(
                         self._decoder,
                         self._draft.decoder if self._draft else None,
@@ -78,7 +78,7 @@ class Session:
                         choices,
                     )
                 scorer = Scorer(self._decoder, self._full, request.sampling, observer)
-                for result in decode(scorer, drafter, list(ids), FixedPacing(gamma), choices):
+                for result in decode(scorer, drafter, list(ids), FixedPacing(LONGEST_DRAFT if drafts else 0), choices):
                     tally.count(result)
                     last_at = time.perf_counter()
                     if not answer.ids:

@@ -34,7 +34,7 @@ class PacedDrafter:
 
 
 class FirstDrafter:
-    """The first of several drafters that proposes anything. One of them may also draft for a level inside another."""
+    """The first of several drafters that proposes anything. What goes by one name among their levels is one."""
 
     def __init__(self, *drafters: Drafter) -> None:
         self._drafters = drafters
