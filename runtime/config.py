@@ -55,8 +55,8 @@ class Speculation:
 
     `retrieval` False leaves the retrieval level out. `drafter` is what drafts below it, or for the full cache without
     it; "merged" is lookup where it finds a long match, else the draft model, and "auto" is that where there is a
-    draft model, else lookup. `draft_cache` says what the draft model sees of the prompt: its start and end
-    (StreamingLLM), or the chunks that the target's attention chooses as well.
+    draft model, else lookup. Beside the newest tokens the draft model sees the start of the text ("streaming", as in
+    StreamingLLM) or as much of it in chunks that the target's attention chooses ("retrieval", as in SpecExtend).
     """
 
     gamma: int = 6

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from runtime.choices import Choices
 from runtime.config import LONGEST_DRAFT, Sampling, Speculation
 from runtime.drafter import Drafter
+from runtime.drafters.context import DraftContext
 from runtime.drafters.counted import CountedDrafter, DraftCounts
 from runtime.drafters.grams import Grams
 from runtime.drafters.lookup import LookupDrafter
-from runtime.drafters.model import ModelDrafter, feed_window
+from runtime.drafters.model import ModelDrafter
 from runtime.drafters.paced import FirstDrafter, PacedDrafter
 from runtime.drafters.speculative import SpeculativeDrafter
-from runtime.errors import InvalidSetting
 from runtime.kv.full import FullStore
 from runtime.kv.queries import RecentQueries
+from runtime.kv.ranking import ChunkRanking
 from runtime.kv.retrieval import RetrievalStore
 from runtime.kv.streaming import StreamingStore
 from runtime.models.decoder import Decoder
@@ -35,6 +36,7 @@ EXTRA_TOKEN_COST = 0.08
 SMALL_STEPS_COST = 0.15
 # Matches of so many tokens go on as surely as other drafters guess, and cost nothing.
 LONG_MATCH = 8
+DRAFT_CHUNK = 32  # tokens in a row of what a draft model reads of the document
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def compose(
         long = CountedDrafter(LookupDrafter(ids, LONG_MATCH, grams), counts)
         lookup = CountedDrafter(LookupDrafter(ids, grams=grams), counts)
     if draft is not None and chosen in ("model", "merged"):
-        model = _model(draft, ids, speculation, sampling, choices)
+        model = _model(draft, caches, ids, speculation, sampling, choices, target.spec.attention_scale)
     levels: list[Drafter] = []
     if long is not None:
         pacing = AdaptivePacing(LONGEST_DRAFT, Costs(0.0, EXTRA_TOKEN_COST), LONG_LOOKUP_ACCEPTANCE)
@@ -102,18 +104,22 @@ def retrieval_costs(spec: Spec, n_tokens: int, budget: int) -> Costs:
 
 
 def _model(
-    draft: Decoder, ids: Sequence[int], speculation: Speculation, sampling: Sampling, choices: Choices
+    draft: Decoder,
+    caches: TargetCaches,
+    ids: Sequence[int],
+    speculation: Speculation,
+    sampling: Sampling,
+    choices: Choices,
+    scale: float,
 ) -> Drafter:
-    if speculation.draft_cache != "streaming":
-        raise InvalidSetting("draft-cache", speculation.draft_cache, "streaming")
-    store = StreamingStore(
-        draft.spec.n_layers,
-        draft.spec.n_kv_heads,
-        draft.spec.head_dim,
-        draft.dtype,
-        draft.device,
-        speculation.sinks,
-        speculation.window,
-    )
-    feed_window(draft, store, ids[:-1])
-    return CountedDrafter(ModelDrafter(Scorer(draft, store, sampling), choices), DraftCounts("model"))
+    """The draft model over its cache, which stands after all of `ids` but the last."""
+    n_sinks, ranking = speculation.sinks, None
+    if speculation.draft_cache == "retrieval":
+        ranking = ChunkRanking(caches.full, caches.queries, DRAFT_CHUNK, scale)
+        n_sinks = max(2, (speculation.sinks + speculation.window) // DRAFT_CHUNK) * DRAFT_CHUNK
+    spec = draft.spec
+    shape = (spec.n_layers, spec.n_kv_heads, spec.head_dim)
+    store = StreamingStore(*shape, draft.dtype, draft.device, n_sinks, speculation.window)
+    context = DraftContext(draft, store, ranking)
+    context.follow(ids, len(ids) - 1)
+    return CountedDrafter(ModelDrafter(Scorer(draft, store, sampling), choices, context), DraftCounts("model"))

@@ -3,11 +3,12 @@
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
-from runtime.config import LONGEST_DRAFT, Request, Sampling, Speculation
+from runtime.config import LONGEST_DRAFT, DraftCacheChoice, Request, Sampling, Speculation
 from runtime.events import Emission, Event, Finished, Progress
 from runtime.models.attention import attend_on_cpu
 from runtime.models.load import Model
@@ -87,15 +88,16 @@ def test_speculative_greedy_equals_plain_greedy(kind: Kind) -> None:
     assert fast.stats.levels[0].rounds < plain.stats.levels[0].rounds
 
 
+@pytest.mark.parametrize("draft_cache", ["streaming", "retrieval"])
 @pytest.mark.parametrize("has_retrieval", [True, False])
-def test_a_draft_model_over_its_streaming_cache_changes_no_token(
-    has_retrieval: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_draft_model_over_a_small_cache_changes_no_token(
+    has_retrieval: bool, draft_cache: DraftCacheChoice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draft_always(monkeypatch, has_retrieval)
     model, ids = tiny(), prompt(200)
     request = Request(GREEDY, max_tokens=60)
     plain = ask(Session(model, None, PLAIN, 512), ids, request)
-    fast = ask(Session(model, tiny(seed=1), HIERARCHY, 512), ids, request)
+    fast = ask(Session(model, tiny(seed=1), replace(HIERARCHY, draft_cache=draft_cache), 512), ids, request)
     assert fast.token_ids == plain.token_ids
     assert fast.stats.levels[0].proposed > 60
     assert set(levels(fast)) == {"full", "lookup", "model"} | ({"retrieval"} if has_retrieval else set())
