@@ -27,6 +27,9 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "gamma": ("N", "tokens drafted for one pass of the model"),
         "budget": ("TOKENS", "size of the retrieval cache"),
         "chunk_size": ("TOKENS", "tokens the retrieval cache scores together"),
+        "retrieval": ("on|off", "draft with the model itself over that cache (on)"),
+        "drafter": ("NAME", "what drafts below it: none, lookup, model or merged (auto)"),
+        "draft_cache": ("NAME", "what the draft model sees: streaming or retrieval (streaming)"),
         "plain": ("", "decode without speculation"),
     },
     "answer": {

@@ -11,7 +11,16 @@ from typing import get_args
 import platformdirs
 
 from app.errors import ConfigUnreadable, OpenDoor, SettingRefused, UnknownSetting
-from runtime.config import DeviceChoice, DtypeChoice, EngineConfig, Request, Sampling, Speculation
+from runtime.config import (
+    DeviceChoice,
+    DraftCacheChoice,
+    DrafterChoice,
+    DtypeChoice,
+    EngineConfig,
+    Request,
+    Sampling,
+    Speculation,
+)
 from runtime.errors import InvalidSetting
 
 PREFIX = "FULLREAD_"
@@ -35,6 +44,9 @@ class Settings:
     gamma: int = _SPECULATION.gamma
     budget: int = _SPECULATION.budget
     chunk_size: int = _SPECULATION.chunk_size
+    retrieval: bool = _SPECULATION.retrieval
+    drafter: DrafterChoice = _SPECULATION.drafter
+    draft_cache: DraftCacheChoice = _SPECULATION.draft_cache
     plain: bool = False
     temperature: float = _SAMPLING.temperature
     top_p: float = _SAMPLING.top_p
@@ -94,6 +106,9 @@ class Settings:
                 gamma=self.gamma,
                 budget=self.budget,
                 chunk_size=self.chunk_size,
+                retrieval=self.retrieval,
+                drafter=self.drafter,
+                draft_cache=self.draft_cache,
                 enabled=not self.plain,
             ),
         )
@@ -243,5 +258,7 @@ _KINDS: dict[object, _Parser] = {
     Path: ("the path of a folder", _folder),
     DeviceChoice: _one_of(*get_args(DeviceChoice)),
     DtypeChoice: _one_of(*get_args(DtypeChoice)),
+    DrafterChoice: _one_of(*get_args(DrafterChoice)),
+    DraftCacheChoice: _one_of(*get_args(DraftCacheChoice)),
 }
 _PARSERS: dict[str, _Parser] = {setting.name: _KINDS[setting.type] for setting in fields(Settings)}

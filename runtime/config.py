@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from runtime.errors import InvalidSetting
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
+DrafterChoice = Literal["auto", "none", "lookup", "model", "merged"]
+DraftCacheChoice = Literal["streaming", "retrieval"]
+LONGEST_DRAFT = 64
 
 
 def _require(holds: bool, name: str, value: object, allowed: str) -> None:
@@ -66,10 +69,16 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """The hierarchy. `gamma` tokens are drafted per target pass, `inner_gamma` per retrieval pass.
+    """The hierarchy. `gamma` tokens are drafted per target pass, `inner_gamma` per retrieval pass; where lookup finds
+    a long passage being copied it may draft up to `LONGEST_DRAFT` for the target.
 
     `budget` = tokens per layer and KV head in the retrieval cache, in chunks of `chunk_size`; `sinks` + `window`
-    bound the draft model's StreamingLLM cache. `enabled` False is plain decoding.
+    bound the draft model's cache. `enabled` False is plain decoding.
+
+    `retrieval` False leaves the retrieval level out. `drafter` is what drafts below it, or for the full cache without
+    it; "merged" is lookup where it finds a long match, else the draft model, and "auto" is that where there is a
+    draft model, else lookup. Beside the newest tokens the draft model sees the start of the text ("streaming", as in
+    StreamingLLM) or as much of it in chunks that the target's attention chooses ("retrieval", as in SpecExtend).
     """
 
     gamma: int = 6
@@ -79,13 +88,28 @@ class Speculation:
     sinks: int = 16
     window: int = 240
     enabled: bool = True
+    retrieval: bool = True
+    drafter: DrafterChoice = "auto"
+    draft_cache: DraftCacheChoice = "streaming"
 
     def __post_init__(self) -> None:
-        _require(0 <= self.gamma <= 64, "gamma", self.gamma, "0 to 64")
-        _require(0 <= self.inner_gamma <= 64, "inner-gamma", self.inner_gamma, "0 to 64")
+        _require(0 <= self.gamma <= LONGEST_DRAFT, "gamma", self.gamma, f"0 to {LONGEST_DRAFT}")
+        _require(0 <= self.inner_gamma <= LONGEST_DRAFT, "inner-gamma", self.inner_gamma, f"0 to {LONGEST_DRAFT}")
         _require(1 <= self.chunk_size <= 4096, "chunk-size", self.chunk_size, "1 to 4096")
         _require(self.budget >= 2 * self.chunk_size, "budget", self.budget, "at least two chunks")
         _require(self.sinks >= 0 and self.window >= 1, "window", self.window, "at least 1")
+        _require(self.drafter in get_args(DrafterChoice), "drafter", self.drafter, ", ".join(get_args(DrafterChoice)))
+        caches = get_args(DraftCacheChoice)
+        _require(self.draft_cache in caches, "draft-cache", self.draft_cache, " or ".join(caches))
+
+    def chosen_drafter(self, has_draft_model: bool) -> DrafterChoice:
+        """What "auto" stands for; raises `InvalidSetting` for a drafter that needs a draft model without one."""
+        if self.drafter == "auto":
+            return "merged" if has_draft_model else "lookup"
+        needs_model = self.drafter in ("model", "merged")
+        allowed = "auto, none or lookup, unless a draft model is named (draft-model)"
+        _require(has_draft_model or not needs_model, "drafter", self.drafter, allowed)
+        return self.drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +132,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _require(self.context is None or self.context >= 64, "context", self.context, "at least 64 tokens")
         _require(self.threads is None or self.threads >= 1, "threads", self.threads, "at least 1")
+        self.speculation.chosen_drafter(self.draft_model is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class Drafter(Protocol):
         ...
 
     def levels(self) -> tuple[LevelStats, ...]:
-        """Counters of the levels inside, from the top down; empty for a drafter that verifies nothing."""
+        """Counters of the levels inside, from the top down."""
         ...
 
 

@@ -1,14 +1,21 @@
 """Which levels draft for which: the composition is chosen here, once an answer."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from runtime.choices import Choices
-from runtime.config import Sampling, Speculation
+from runtime.config import LONGEST_DRAFT, Sampling, Speculation
 from runtime.drafter import Drafter
+from runtime.drafters.context import DraftContext
+from runtime.drafters.counted import CountedDrafter, DraftCounts
+from runtime.drafters.grams import Grams
 from runtime.drafters.lookup import LookupDrafter
-from runtime.drafters.model import ModelDrafter, feed_window
+from runtime.drafters.model import ModelDrafter
 from runtime.drafters.paced import FirstDrafter, PacedDrafter
 from runtime.drafters.speculative import SpeculativeDrafter
+from runtime.kv.full import FullStore
+from runtime.kv.queries import RecentQueries
+from runtime.kv.ranking import ChunkRanking
 from runtime.kv.retrieval import RetrievalStore
 from runtime.kv.streaming import StreamingStore
 from runtime.models.decoder import Decoder
@@ -20,41 +27,67 @@ from runtime.scorer import Scorer
 RETRIEVAL_ACCEPTANCE = 0.8
 MODEL_ACCEPTANCE = 0.6
 LOOKUP_ACCEPTANCE = 0.5
+LONG_LOOKUP_ACCEPTANCE = 0.9
 # What a byte of KV cache costs to attend to against a byte of weights to multiply by, and what each further token costs
 # in a pass against its first; measured with the CPU kernels.
 KV_BYTE_COST = 1.5
 EXTRA_TOKEN_COST = 0.08
 # What an answer's small steps (sampling, verification, choosing chunks) cost in a retrieval pass, against the pass.
 SMALL_STEPS_COST = 0.15
+# Matches of so many tokens go on as surely as other drafters guess, and cost nothing.
+LONG_MATCH = 8
+DRAFT_CHUNK = 32  # tokens in a row of what a draft model reads of the document
+
+
+@dataclass(frozen=True, slots=True)
+class TargetCaches:
+    """What is held of the target: its full KV cache, its newest queries, and a retrieval cache where one pays."""
+
+    full: FullStore
+    queries: RecentQueries
+    retrieval: RetrievalStore | None
 
 
 def compose(
     target: Decoder,
     draft: Decoder | None,
-    retrieval: RetrievalStore | None,
+    caches: TargetCaches,
     ids: Sequence[int],
     speculation: Speculation,
     sampling: Sampling,
     choices: Choices,
 ) -> Drafter:
-    """The drafter for the target over its full cache, after the prompt `ids`.
+    """The drafter for the target over its full cache, after the prompt `ids`; raises `InvalidSetting`.
 
-    With a retrieval cache it is the target over that cache, drafted for in turn. While that is switched off, and
-    without one, what lies below drafts for the full cache directly: the draft model over its StreamingLLM cache, or
-    lookup. Each has its own pacing.
+    A long match of lookup comes first. Else, with a retrieval cache, the target over that cache drafts, drafted for
+    in turn. While that is switched off, and without one, what lies below it drafts for the full cache directly: the
+    draft model, else lookup. Each has its own pacing.
     """
-    costs = retrieval_costs(target.spec, len(ids), speculation.budget)
-    bottom: Drafter = LookupDrafter(ids)
-    below = Costs(0.0, EXTRA_TOKEN_COST), LOOKUP_ACCEPTANCE
-    if draft is not None:
-        bottom = _model_drafter(draft, ids, speculation, sampling, choices)
-        below = Costs(draft.spec.n_parameters / target.spec.n_parameters, EXTRA_TOKEN_COST), MODEL_ACCEPTANCE
-    direct = PacedDrafter(bottom, AdaptivePacing(speculation.gamma, *below))
-    if retrieval is None:
-        return direct
-    scorer = Scorer(target, retrieval, sampling, answer_start=len(ids))
-    middle = SpeculativeDrafter("retrieval", scorer, bottom, speculation.inner_gamma, choices)
-    return FirstDrafter(PacedDrafter(middle, AdaptivePacing(speculation.gamma, costs, RETRIEVAL_ACCEPTANCE)), direct)
+    chosen = speculation.chosen_drafter(draft is not None)
+    long = lookup = model = None
+    if chosen in ("lookup", "merged"):
+        grams, counts = Grams(ids), DraftCounts("lookup")
+        long = CountedDrafter(LookupDrafter(ids, LONG_MATCH, grams), counts)
+        lookup = CountedDrafter(LookupDrafter(ids, grams=grams), counts)
+    if draft is not None and chosen in ("model", "merged"):
+        model = _model(draft, caches, ids, speculation, sampling, choices, target.spec.attention_scale)
+    levels: list[Drafter] = []
+    if long is not None:
+        pacing = AdaptivePacing(LONGEST_DRAFT, Costs(0.0, EXTRA_TOKEN_COST), LONG_LOOKUP_ACCEPTANCE)
+        levels.append(PacedDrafter(long, pacing))
+    if caches.retrieval is not None:
+        below = FirstDrafter(*filter(None, (long, model) if model else (lookup,)))
+        scorer = Scorer(target, caches.retrieval, sampling, answer_start=len(ids))
+        middle = SpeculativeDrafter("retrieval", scorer, below, speculation.inner_gamma, choices)
+        costs = retrieval_costs(target.spec, len(ids), speculation.budget)
+        levels.append(PacedDrafter(middle, AdaptivePacing(speculation.gamma, costs, RETRIEVAL_ACCEPTANCE)))
+    if draft is not None and model is not None:
+        costs = Costs(draft.spec.n_parameters / target.spec.n_parameters, EXTRA_TOKEN_COST)
+        levels.append(PacedDrafter(model, AdaptivePacing(speculation.gamma, costs, MODEL_ACCEPTANCE)))
+    if lookup is not None:
+        costs = Costs(0.0, EXTRA_TOKEN_COST)
+        levels.append(PacedDrafter(lookup, AdaptivePacing(speculation.gamma, costs, LOOKUP_ACCEPTANCE)))
+    return FirstDrafter(*levels)
 
 
 def gains_by_retrieval(spec: Spec, n_tokens: int, speculation: Speculation) -> bool:
@@ -70,17 +103,25 @@ def retrieval_costs(spec: Spec, n_tokens: int, budget: int) -> Costs:
     return Costs(draft * (1 + SMALL_STEPS_COST), EXTRA_TOKEN_COST)
 
 
-def _model_drafter(
-    draft: Decoder, ids: Sequence[int], speculation: Speculation, sampling: Sampling, choices: Choices
+def _model(
+    draft: Decoder,
+    caches: TargetCaches,
+    ids: Sequence[int],
+    speculation: Speculation,
+    sampling: Sampling,
+    choices: Choices,
+    scale: float,
 ) -> Drafter:
-    store = StreamingStore(
-        draft.spec.n_layers,
-        draft.spec.n_kv_heads,
-        draft.spec.head_dim,
-        draft.dtype,
-        draft.device,
-        speculation.sinks,
-        speculation.window,
+    """The draft model over its cache, which stands after all of `ids` but the last."""
+    n_sinks, ranking = speculation.sinks, None
+    if speculation.draft_cache == "retrieval":
+        ranking = ChunkRanking(caches.full, caches.queries, DRAFT_CHUNK, scale)
+        n_sinks = max(2, (speculation.sinks + speculation.window) // DRAFT_CHUNK) * DRAFT_CHUNK
+    spec = draft.spec
+    shape = (spec.n_layers, spec.n_kv_heads, spec.head_dim)
+    store = StreamingStore(*shape, draft.dtype, draft.device, n_sinks, speculation.window)
+    context = DraftContext(draft, store, ranking)
+    context.follow(ids, len(ids) - 1)
+    return CountedDrafter(
+        ModelDrafter(Scorer(draft, store, sampling, answer_start=len(ids)), choices, context), DraftCounts("model")
     )
-    feed_window(draft, store, ids[:-1])
-    return ModelDrafter(Scorer(draft, store, sampling, answer_start=len(ids)), choices)

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from runtime.answer import Answer
 from runtime.choices import SeededChoices
-from runtime.config import Request, Speculation
+from runtime.config import LONGEST_DRAFT, Request, Speculation
 from runtime.drafter import Drafter, NoDrafter
 from runtime.errors import InvalidSetting
 from runtime.events import Event, Finished, Span
 from runtime.evidence import attention_used
-from runtime.hierarchy import compose, gains_by_retrieval
+from runtime.hierarchy import TargetCaches, compose, gains_by_retrieval
 from runtime.kv.full import FullStore
 from runtime.kv.queries import AnswerQueries, Both, RecentQueries
 from runtime.kv.retrieval import RetrievalStore
@@ -58,7 +58,7 @@ class Session:
         answer = Answer(self._target.tokenizer.decode, self.eos_ids, request)
         prefilling = time.perf_counter()
         decoding = prefilling
-        self._full.reserve(len(ids) + request.max_tokens + self.speculation.gamma + 1)
+        self._full.reserve(len(ids) + request.max_tokens + LONGEST_DRAFT + 1)
         tally = Tally("full")
         drafter: Drafter = NoDrafter()
         asked_from = max(cached, len(ids) - 1 - QUESTION_TOKENS)
@@ -71,19 +71,19 @@ class Session:
             first_at = last_at = decoding
             if not cancel.is_set():
                 choices = SeededChoices(request.sampling.seed)
-                gamma = self.speculation.gamma if self.speculation.enabled else 0
-                if gamma:
+                drafts = self.speculation.enabled and self.speculation.gamma > 0
+                if drafts:
                     drafter = compose(
                         self._decoder,
                         self._draft.decoder if self._draft else None,
-                        self._refreshed_retrieval(len(ids)),
+                        TargetCaches(self._full, self._recent, self._refreshed_retrieval(len(ids))),
                         ids,
                         self.speculation,
                         request.sampling,
                         choices,
                     )
                 scorer = Scorer(self._decoder, self._full, request.sampling, observer, answer_start=len(ids))
-                for result in decode(scorer, drafter, list(ids), FixedPacing(gamma), choices):
+                for result in decode(scorer, drafter, list(ids), FixedPacing(LONGEST_DRAFT if drafts else 0), choices):
                     tally.count(result)
                     last_at = time.perf_counter()
                     if not answer.ids:
@@ -136,7 +136,7 @@ class Session:
 
     def _refreshed_retrieval(self, n_tokens: int) -> RetrievalStore | None:
         """The retrieval cache, chosen for the newest queries; None where the prompt is too short to gain by one."""
-        if not gains_by_retrieval(self._target.spec, n_tokens, self.speculation):
+        if not self.speculation.retrieval or not gains_by_retrieval(self._target.spec, n_tokens, self.speculation):
             return None
         if self._retrieval is None:
             budget, chunk_size = self.speculation.budget, self.speculation.chunk_size

@@ -8,7 +8,8 @@ class LevelStats:
     """One level that verifies drafts. `proposed` = tokens drafted for it, `accepted` <= `proposed`.
 
     Tokens emitted by the level = accepted + rounds (each round adds one recovered or bonus token), before cuts
-    at the end of the answer.
+    at the end of the answer. For a drafter that verifies nothing (lookup, a draft model) `rounds` counts its drafts,
+    `proposed` and `accepted` their tokens.
     """
 
     name: str

@@ -34,7 +34,7 @@ class PacedDrafter:
 
 
 class FirstDrafter:
-    """The first of several drafters that proposes anything."""
+    """The first of several drafters that proposes anything. What goes by one name among their levels is one."""
 
     def __init__(self, *drafters: Drafter) -> None:
         self._drafters = drafters
@@ -55,4 +55,5 @@ class FirstDrafter:
             drafter.commit()
 
     def levels(self) -> tuple[LevelStats, ...]:
-        return tuple(level for drafter in self._drafters for level in drafter.levels())
+        named = {level.name: level for drafter in self._drafters for level in drafter.levels()}
+        return tuple(named.values())

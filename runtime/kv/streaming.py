@@ -75,6 +75,10 @@ class StreamingStore:
             buffer[:, self.n_sinks : self._held - surplus] = kept
         self._held -= surplus
 
+    def clear(self) -> None:
+        """Forget everything, committed or not, to hold another reading of the sequence."""
+        self._held = self._length = self._committed = 0
+
     def skip(self, n_tokens: int) -> None:
         """Count `n_tokens` of the sequence as seen and evicted without ever holding them."""
         self._length += n_tokens

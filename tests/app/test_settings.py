@@ -37,6 +37,7 @@ def test_every_setting_can_come_from_each_place(config):
     values = {
         "model": "m", "draft_model": "d", "context": "1024", "device": "cpu", "dtype": "bfloat16",
         "threads": "2", "gamma": "3", "budget": "256", "chunk_size": "16", "plain": "true",
+        "retrieval": "off", "drafter": "merged", "draft_cache": "retrieval",
         "temperature": "0", "top_p": "0.5", "top_k": "7", "min_p": "0.1", "repetition_penalty": "1.1",
         "presence_penalty": "0.5", "frequency_penalty": "-0.5",
         "seed": "5", "max_tokens": "9", "password": "p", "data_dir": "somewhere", "host": "::1",
@@ -49,7 +50,9 @@ def test_every_setting_can_come_from_each_place(config):
     assert from_line == from_environment == from_file
     assert from_line.data_dir == Path("somewhere")
     assert from_line.plain is from_line.no_setup is True
-    assert from_line.engine_config().speculation.enabled is False
+    speculation = from_line.engine_config().speculation
+    assert (speculation.enabled, speculation.retrieval) == (False, False)
+    assert (speculation.drafter, speculation.draft_cache) == ("merged", "retrieval")
     assert from_line.sampling().is_greedy
     assert (from_line.sampling().presence_penalty, from_line.sampling().frequency_penalty) == (0.5, -0.5)
 
@@ -63,6 +66,9 @@ def test_every_setting_can_come_from_each_place(config):
         ({"device": "tpu"}, {}, "", "--device"),
         ({"presence_penalty": "3"}, {}, "", "--presence-penalty"),
         ({"frequency_penalty": "-3"}, {}, "", "--frequency-penalty"),
+        ({"drafter": "trees"}, {}, "", "--drafter"),
+        ({"drafter": "model"}, {}, "", "--drafter"),
+        ({"retrieval": "perhaps"}, {}, "", "--retrieval"),
         ({"port": "70000"}, {}, "", "--port"),
         ({"model": ""}, {}, "", "--model"),
         ({}, {"FULLREAD_TOP_P": "2"}, "", "FULLREAD_TOP_P"),

@@ -36,9 +36,9 @@ class Failing:
                 raise Fault
             self.n_left -= 1
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None = None) -> Tensor:
         self.count()
-        return attend_on_cpu(queries, keys, values, scale)
+        return attend_on_cpu(queries, keys, values, scale, window)
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,16 @@ def streaming() -> StreamingStore:
     return StreamingStore(*SHAPE, sinks=4, window=60)
 
 
-STORES = [full, retrieval_over_nothing, streaming]
+def streaming_read_anew() -> StreamingStore:
+    store = streaming()
+    feed(store, 90)
+    store.commit()
+    feed(store, 3)
+    store.clear()
+    return store
+
+
+STORES = [full, retrieval_over_nothing, streaming, streaming_read_anew]
 Make = Callable[[], Store]
 
 
@@ -75,7 +84,7 @@ def test_trim_forgets_the_end_and_another_tail_takes_its_place(make: Make) -> No
     assert store.length == 5, "there is nothing beyond the end to forget"
 
 
-@pytest.mark.parametrize("make", [full, streaming])
+@pytest.mark.parametrize("make", [full, streaming, streaming_read_anew])
 def test_what_is_committed_cannot_be_trimmed(make: Make) -> None:
     store = make()
     feed(store, 6)

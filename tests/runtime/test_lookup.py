@@ -1,8 +1,12 @@
 """Drafting from the sequence itself."""
 
+import itertools
 import random
 
-from runtime.drafters.lookup import KEPT_PLACES, LookupDrafter
+import pytest
+
+from runtime.drafters.grams import KEPT_LATER, KEPT_PLACES, Grams
+from runtime.drafters.lookup import LookupDrafter
 
 
 def grow(drafter: LookupDrafter, tokens: list[int], new: list[int]) -> None:
@@ -73,7 +77,50 @@ def test_growing_token_by_token_equals_indexing_at_once() -> None:
     assert drafter.propose(tokens, 8) == at_once.propose(tokens, 8)
 
 
-def test_places_of_a_common_gram_are_bounded() -> None:
-    tokens = [5] * 10_000
-    drafter = LookupDrafter(tokens)
-    assert max(map(len, drafter._places.values())) <= KEPT_PLACES
+def test_a_copy_doubles_its_drafts_up_to_gamma() -> None:
+    """A hundred tokens repeated are drafted in a few long runs."""
+    passage = list(range(1000, 1200))
+    tokens = [*passage, 7, 8, *passage[:3]]
+    drafter, drafted = LookupDrafter(tokens), []
+    while len(tokens) < 302:
+        draft = drafter.propose(tokens, 64).tokens
+        right = passage[len(tokens) - 202 :][: len(draft) + 1]
+        assert list(draft) == right[:-1]
+        drafted.append(len(draft))
+        grow(drafter, tokens, right)
+    assert drafted == [2, 5, 11, 23, 64]
+
+
+def test_a_match_that_reaches_the_end_goes_on_with_itself() -> None:
+    tokens = [1, *[5, 6, 7] * 12]
+    assert LookupDrafter(tokens).propose(tokens, 7).tokens == (5, 6, 7, 5, 6, 7, 5)
+
+
+def test_short_matches_are_left_to_others() -> None:
+    run = list(range(100, 130))
+    for matched, drafted in ((7, 0), (8, 7)):
+        tokens = [*run, 7, *run[:matched]]
+        assert len(LookupDrafter(tokens, 8, Grams(tokens)).propose(tokens, 16).tokens) == drafted
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_grams_are_found_wherever_they_stand(size: int) -> None:
+    """Against a plain search, for a sequence of which a part came at once and the rest in pieces."""
+    generator = random.Random(size)
+    whole = [generator.randrange(3) for _ in range(150)]
+    grams = Grams(whole[:60], size)
+    for length in (61, 64, 90, 150):
+        grams.grow(whole[:length], length)
+    for gram in itertools.product(range(3), repeat=size):
+        places = [end for end in range(size, 150) if tuple(whole[end - size : end]) == gram]
+        assert grams.places_after(gram).tolist()[-KEPT_LATER:] == places[-KEPT_LATER:]
+
+
+def test_a_long_prompt_costs_a_few_megabytes_and_a_common_gram_little() -> None:
+    """131,072 ids of a vocabulary of 262,144, half of them the same."""
+    generator = random.Random(0)
+    prompt = [262_143 if i % 4 < 2 else generator.randrange(262_144) for i in range(131_072)]
+    grams = Grams(prompt)
+    assert grams.n_bytes < 4e6
+    assert len(Grams([5] * 131_072).places_after([5, 5, 5])) <= KEPT_PLACES
+    assert 1000 in grams.places_after(prompt[997:1000])

@@ -3,18 +3,20 @@
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from runtime.config import Request, Sampling, Speculation
+from runtime.config import LONGEST_DRAFT, DraftCacheChoice, Request, Sampling, Speculation
 from runtime.errors import InvalidSetting
 from runtime.events import Emission, Event, Finished, Progress
 from runtime.models.attention import attend_on_cpu
 from runtime.models.load import Model
 from runtime.pacing import Costs
 from runtime.session import Session
+from runtime.stats import LevelStats
 from runtime.tokenizer import Tokenizer
 from tests.runtime.sessions import GREEDY, HIERARCHY, PLAIN, ask, draft_always, prompt, tiny
 from tests.runtime.tiny import KINDS, N_TOKENS, Kind, tiny_backend, tiny_decoder
@@ -40,6 +42,10 @@ def real_costs() -> None:
     """Costs follow from sizes, as for a person."""
 
 
+def levels(end: Finished) -> dict[str, LevelStats]:
+    return {level.name: level for level in end.stats.levels}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_speculative_greedy_equals_plain_greedy(kind: Kind) -> None:
     """Token for token in float32, with the retrieval level in between, for an answer longer than the budget."""
@@ -48,46 +54,49 @@ def test_speculative_greedy_equals_plain_greedy(kind: Kind) -> None:
     plain = ask(Session(model, None, PLAIN, 512), ids, request)
     fast = ask(Session(model, None, HIERARCHY, 512), ids, request)
     assert fast.token_ids == plain.token_ids
-    assert [level.name for level in fast.stats.levels] == ["full", "retrieval"]
-    assert fast.stats.levels[0].rounds < plain.stats.levels[0].rounds
+    assert list(levels(fast)) == ["full", "lookup", "retrieval"]
+    assert fast.stats.levels[0].proposed > 0
 
 
+@pytest.mark.parametrize("draft_cache", ["streaming", "retrieval"])
 @pytest.mark.parametrize("has_retrieval", [True, False])
-def test_a_draft_model_over_its_streaming_cache_changes_no_token(
-    has_retrieval: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_draft_model_over_a_small_cache_changes_no_token(
+    has_retrieval: bool, draft_cache: DraftCacheChoice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draft_always(monkeypatch, has_retrieval)
     model, ids = tiny(), prompt(200)
     request = Request(GREEDY, max_tokens=60)
     plain = ask(Session(model, None, PLAIN, 512), ids, request)
-    fast = ask(Session(model, tiny(seed=1), HIERARCHY, 512), ids, request)
+    fast = ask(Session(model, tiny(seed=1), replace(HIERARCHY, draft_cache=draft_cache), 512), ids, request)
     assert fast.token_ids == plain.token_ids
     assert fast.stats.levels[0].proposed > 60
-    assert len(fast.stats.levels) == 1 + has_retrieval
+    assert set(levels(fast)) == {"full", "lookup", "model"} | ({"retrieval"} if has_retrieval else set())
 
 
 def test_the_target_as_its_own_draft_is_always_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Window >= sequence and draft = target: every round emits gamma + 1."""
     draft_always(monkeypatch, has_retrieval=False)
     model = tiny()
-    speculation = Speculation(gamma=3, budget=4000, sinks=4, window=600)
+    speculation = Speculation(gamma=3, budget=4000, sinks=4, window=600, drafter="model")
     end = ask(Session(model, model, speculation, 512), prompt(100), Request(GREEDY, max_tokens=41))
-    (level,) = end.stats.levels
+    level, model = end.stats.levels
+    assert model.proposed == level.proposed
     assert level.accepted == level.proposed == 3 * level.rounds
 
 
 @pytest.mark.parametrize("kind", ["llama", "ministral", "gemma3_text"])
 def test_with_room_for_everything_every_retrieval_draft_is_accepted(kind: Kind) -> None:
     """Budget >= sequence: the retrieval cache is the full cache."""
-    speculation = Speculation(gamma=4, inner_gamma=2, budget=400, chunk_size=4)
+    speculation = Speculation(gamma=4, inner_gamma=2, budget=400, chunk_size=4, drafter="none")
     end = ask(Session(tiny(kind), None, speculation, 512), prompt(200), Request(GREEDY, max_tokens=80))
-    full, retrieval = end.stats.levels
-    assert (retrieval.name, full.accepted) == ("retrieval", full.proposed)
+    full = levels(end)["full"]
+    assert full.proposed > 60
+    assert full.accepted == full.proposed
 
 
 def test_a_short_prompt_needs_no_retrieval_level(real_costs: None) -> None:
     end = ask(Session(tiny(), None, HIERARCHY, 512), prompt(60), Request(GREEDY, max_tokens=8))
-    assert [level.name for level in end.stats.levels] == ["full"]
+    assert [level.name for level in end.stats.levels] == ["full", "lookup"]
 
 
 def test_a_seed_fixes_a_sampled_answer() -> None:
@@ -129,9 +138,10 @@ def test_every_level_counts_the_same_history(
     """The target as its own draft, and a retrieval cache with room for everything: all is accepted."""
     draft_always(monkeypatch, has_retrieval=True)
     model = tiny()
-    speculation = Speculation(gamma=4, inner_gamma=2, budget=400, chunk_size=4, sinks=4, window=400)
+    speculation = Speculation(gamma=4, inner_gamma=2, budget=400, chunk_size=4, sinks=4, window=400, drafter="model")
     request = Request(Sampling(temperature, seed=3, **options), max_tokens=41)
-    full, retrieval = ask(Session(model, model, speculation, 512), prompt(100), request).stats.levels
+    end = ask(Session(model, model, speculation, 512), prompt(100), request)
+    full, retrieval = levels(end)["full"], levels(end)["retrieval"]
     # A coin of this seed falls between q and a p that rounding made smaller about once in a million tokens.
     assert (full.proposed, retrieval.proposed) == (4 * full.rounds, 2 * full.rounds)
     assert (full.accepted, retrieval.accepted) == (full.proposed, retrieval.proposed)
@@ -257,10 +267,11 @@ def test_log_probabilities_are_the_models_own(monkeypatch: pytest.MonkeyPatch) -
 def test_levels_count_what_they_emitted() -> None:
     """Tokens of a level = accepted + one a round, before what the end cuts off."""
     end = ask(Session(tiny(), None, HIERARCHY, 512), prompt(200), Request(GREEDY, max_tokens=50))
-    full, retrieval = end.stats.levels
-    assert 50 <= full.accepted + full.rounds <= 50 + HIERARCHY.gamma
+    full, lookup, retrieval = (levels(end)[name] for name in ("full", "lookup", "retrieval"))
+    assert 50 <= full.accepted + full.rounds <= 50 + LONGEST_DRAFT
     assert retrieval.accepted + retrieval.rounds <= full.proposed  # lookup drafts for the full cache too
-    assert retrieval.accepted <= retrieval.proposed
+    assert lookup.accepted >= retrieval.accepted
+    assert lookup.proposed >= retrieval.proposed
 
 
 def test_evidence_lies_within_the_spans_asked_for() -> None:

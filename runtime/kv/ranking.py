@@ -1,0 +1,40 @@
+"""Which chunks of the text the target's attention wants, as one choice for a draft model to read."""
+
+import torch
+from torch import Tensor
+
+from runtime.kv.chunks import best_chunks, chunk_means, chunk_scores
+from runtime.kv.full import FullStore
+from runtime.kv.queries import RecentQueries
+
+
+class ChunkRanking:
+    """Ranks chunks of a sequence by the target's newest queries against its full KV cache, all layers and KV heads
+    voting together (the cross-model retrieval of SpecExtend, arXiv 2505.20776, which asks one layer)."""
+
+    def __init__(self, full: FullStore, queries: RecentQueries, chunk_size: int, scale: float) -> None:
+        self.chunk_size = chunk_size
+        self._full = full
+        self._queries = queries
+        self._scale = scale
+        keys, _ = full.read(0)
+        self._means: list[Tensor] = [keys.new_empty(keys.shape[0], 0, keys.shape[2]) for _ in range(full.n_layers)]
+
+    def best(self, n_chunks: int, end: int) -> tuple[int, ...]:
+        """The `n_chunks` best of the whole chunks before position `end`, ascending, the first always among them.
+
+        Without queries the newest are best.
+        """
+        n_whole = end // self.chunk_size
+        queries = self._queries.latest()
+        votes = torch.arange(n_whole, dtype=torch.float32)
+        if queries:
+            votes = torch.stack([self._scores(layer, query)[:n_whole] for layer, query in enumerate(queries)]).sum(0)
+        return tuple(best_chunks(votes[None], n_chunks, 0)[0].tolist())
+
+    def _scores(self, layer: int, queries: Tensor) -> Tensor:
+        """Scores of all whole chunks, [chunks]; only means not computed before are."""
+        known = self._means[layer]
+        keys = self._full.read(layer)[0][:, known.shape[1] * self.chunk_size : self._full.committed]
+        self._means[layer] = torch.cat([known, chunk_means(keys, self.chunk_size)], 1)
+        return chunk_scores(queries, self._means[layer], self._scale).sum(0)
