@@ -4,7 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,7 +15,8 @@ from runtime.hardware import detect
 from runtime.memory import Mode, plan
 from runtime.models.load import Model, load_model, read_facts
 from runtime.models.rope import longest_context, planned_length, rope_kind, stretch
-from runtime.models.sources import locate
+from runtime.models.sources import Source, locate
+from runtime.passes import pass_costs
 from runtime.prefix import common_prefix
 from runtime.session import Session
 from runtime.tokenizer import Tokenizer
@@ -72,10 +73,11 @@ def assemble(config: EngineConfig, progress: Callable[[Progress], None]) -> "Eng
             if config.context is not None or context <= SHORTEST_CONTEXT:
                 raise
             context //= 2
-    target = load_model(source, facts, chosen.dtype, chosen.device, progress)
+    target = _measured(load_model(source, facts, chosen.dtype, chosen.device, progress), source, config, threads)
     draft = None
     if draft_source is not None and draft_facts is not None:
         draft = load_model(draft_source, draft_facts, chosen.dtype, chosen.device, progress)
+        draft = _measured(draft, draft_source, config, threads)
     described = EngineFacts(
         model=source.name,
         architecture=facts.spec.architecture,
@@ -91,6 +93,10 @@ def assemble(config: EngineConfig, progress: Callable[[Progress], None]) -> "Eng
         notes=(STARTER_NOTE,) if source.kind == "starter" else (),
     )
     return Engine(described, target, draft, config.speculation)
+
+
+def _measured(model: Model, source: Source, config: EngineConfig, threads: int) -> Model:
+    return replace(model, passes=pass_costs(model.decoder, str(source.path), config.cache_dir, threads))
 
 
 def _check_vocabularies(config: EngineConfig, target: Tokenizer, draft: Tokenizer) -> None:

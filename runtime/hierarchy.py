@@ -19,8 +19,8 @@ from runtime.kv.ranking import ChunkRanking
 from runtime.kv.retrieval import RetrievalStore
 from runtime.kv.streaming import StreamingStore
 from runtime.models.decoder import Decoder
-from runtime.models.spec import Spec
-from runtime.pacing import AdaptivePacing, Costs
+from runtime.models.load import Model
+from runtime.pacing import AdaptivePacing, Costs, PassCosts
 from runtime.scorer import Scorer
 
 # Acceptances assumed before any is counted.
@@ -28,8 +28,8 @@ RETRIEVAL_ACCEPTANCE = 0.8
 MODEL_ACCEPTANCE = 0.6
 LOOKUP_ACCEPTANCE = 0.5
 LONG_LOOKUP_ACCEPTANCE = 0.9
-# What a byte of KV cache costs to attend to against a byte of weights to multiply by, and what each further token costs
-# in a pass against its first; measured with the CPU kernels.
+# Where passes have not been measured: what a byte of KV cache costs to attend to against a byte of weights to multiply
+# by, and what each further token costs in a pass against its first.
 KV_BYTE_COST = 1.5
 EXTRA_TOKEN_COST = 0.08
 # What an answer's small steps (sampling, verification, choosing chunks) cost in a retrieval pass, against the pass.
@@ -48,6 +48,15 @@ class TargetCaches:
     retrieval: RetrievalStore | None
 
 
+@dataclass(frozen=True, slots=True)
+class LevelCosts:
+    """What drafting for the full cache costs, by what drafts."""
+
+    retrieval: Costs
+    model: Costs
+    lookup: Costs
+
+
 def compose(
     target: Decoder,
     draft: Decoder | None,
@@ -56,6 +65,7 @@ def compose(
     speculation: Speculation,
     sampling: Sampling,
     choices: Choices,
+    costs: LevelCosts,
 ) -> Drafter:
     """The drafter for the target over its full cache, after the prompt `ids`; raises `InvalidSetting`.
 
@@ -73,34 +83,57 @@ def compose(
         model = _model(draft, caches, ids, speculation, sampling, choices, target.spec.attention_scale)
     levels: list[Drafter] = []
     if long is not None:
-        pacing = AdaptivePacing(LONGEST_DRAFT, Costs(0.0, EXTRA_TOKEN_COST), LONG_LOOKUP_ACCEPTANCE)
-        levels.append(PacedDrafter(long, pacing))
+        levels.append(PacedDrafter(long, AdaptivePacing(LONGEST_DRAFT, costs.lookup, LONG_LOOKUP_ACCEPTANCE)))
     if caches.retrieval is not None:
         below = FirstDrafter(*filter(None, (long, model) if model else (lookup,)))
         scorer = Scorer(target, caches.retrieval, sampling, answer_start=len(ids))
         middle = SpeculativeDrafter("retrieval", scorer, below, speculation.inner_gamma, choices)
-        costs = retrieval_costs(target.spec, len(ids), speculation.budget)
-        levels.append(PacedDrafter(middle, AdaptivePacing(speculation.gamma, costs, RETRIEVAL_ACCEPTANCE)))
+        levels.append(PacedDrafter(middle, AdaptivePacing(speculation.gamma, costs.retrieval, RETRIEVAL_ACCEPTANCE)))
     if draft is not None and model is not None:
-        costs = Costs(draft.spec.n_parameters / target.spec.n_parameters, EXTRA_TOKEN_COST)
-        levels.append(PacedDrafter(model, AdaptivePacing(speculation.gamma, costs, MODEL_ACCEPTANCE)))
+        levels.append(PacedDrafter(model, AdaptivePacing(speculation.gamma, costs.model, MODEL_ACCEPTANCE)))
     if lookup is not None:
-        costs = Costs(0.0, EXTRA_TOKEN_COST)
-        levels.append(PacedDrafter(lookup, AdaptivePacing(speculation.gamma, costs, LOOKUP_ACCEPTANCE)))
+        levels.append(PacedDrafter(lookup, AdaptivePacing(speculation.gamma, costs.lookup, LOOKUP_ACCEPTANCE)))
     return FirstDrafter(*levels)
 
 
-def gains_by_retrieval(spec: Spec, n_tokens: int, speculation: Speculation) -> bool:
-    """Whether a retrieval cache is expected to pay for a sequence of `n_tokens`, from sizes alone."""
-    costs = retrieval_costs(spec, n_tokens, speculation.budget)
-    return costs.best_gamma(speculation.gamma, RETRIEVAL_ACCEPTANCE) > 0
+def level_costs(target: Model, draft: Model | None, speculation: Speculation, n_tokens: int) -> LevelCosts:
+    """For a sequence of `n_tokens`: by the passes measured for a model, else from its size."""
+    return LevelCosts(
+        retrieval=retrieval_costs(target, n_tokens, speculation.budget),
+        model=_model_costs(target, draft or target, speculation, n_tokens),
+        lookup=_costs(target.passes, n_tokens, 0.0),
+    )
 
 
-def retrieval_costs(spec: Spec, n_tokens: int, budget: int) -> Costs:
+def gains_by_retrieval(costs: LevelCosts, speculation: Speculation) -> bool:
+    """Whether a retrieval cache is expected to pay, before anything is counted."""
+    return costs.retrieval.best_gamma(speculation.gamma, RETRIEVAL_ACCEPTANCE) > 0
+
+
+def retrieval_costs(target: Model, n_tokens: int, budget: int) -> Costs:
     """A pass over the retrieval cache against one over the full cache: both read all weights."""
+    passes, spec, n_held = target.passes, target.spec, min(budget, n_tokens)
+    if passes is not None:
+        return _costs(passes, n_tokens, passes.seconds(1, n_held) / passes.seconds(1, n_tokens))
     weights = spec.n_parameters / spec.kv_bytes_per_token(1) / KV_BYTE_COST  # in tokens of KV cache
-    draft = (weights + min(budget, n_tokens)) / (weights + n_tokens)
-    return Costs(draft * (1 + SMALL_STEPS_COST), EXTRA_TOKEN_COST)
+    return _costs(None, n_tokens, (weights + n_held) / (weights + n_tokens) * (1 + SMALL_STEPS_COST))
+
+
+def _model_costs(target: Model, draft: Model, speculation: Speculation, n_tokens: int) -> Costs:
+    passes = target.passes
+    if passes is None or draft.passes is None:
+        return _costs(passes, n_tokens, draft.spec.n_parameters / target.spec.n_parameters)
+    n_held = speculation.sinks + speculation.window
+    return _costs(passes, n_tokens, draft.passes.seconds(1, n_held) / passes.seconds(1, n_tokens))
+
+
+def _costs(passes: PassCosts | None, n_tokens: int, draft: float) -> Costs:
+    """Of drafts that cost `draft` plain steps a token."""
+    if passes is None:
+        return Costs(draft, EXTRA_TOKEN_COST)
+    most, plain = passes.tokens[-1], passes.seconds(1, n_tokens)
+    verify = [passes.seconds(1 + gamma, n_tokens) / plain for gamma in range(most)]
+    return Costs(draft, (verify[-1] - 1) / (most - 1), tuple(verify))
 
 
 def _model(

@@ -1,8 +1,10 @@
 """How many tokens to draft next: so many as pay, none where drafting loses.
 
-All decisions follow from counted acceptances and from sizes, never from a clock, so a seed still fixes an answer.
+All decisions follow from counted acceptances and from costs that stay as they are while a model is used, never from a
+clock, so a seed still fixes an answer.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,16 +36,51 @@ class FixedPacing:
 
 
 @dataclass(frozen=True, slots=True)
+class PassCosts:
+    """What forward passes of a model cost on this machine, in seconds with their sampling, as measured.
+
+    `short` and `long` are passes over caches of the two `lengths`, for each of `tokens` fed. With `threads` decoding
+    is fastest, a prompt block with `most_threads`: one token's pass is hundreds of short steps, at the end of each of
+    which all threads meet.
+    """
+
+    most_threads: int
+    threads: int
+    lengths: tuple[int, int]
+    tokens: tuple[int, ...]
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+
+    def seconds(self, n_tokens: int, n_held: int) -> float:
+        """For `n_tokens` fed over `n_held` cached ones, on straight lines between and beyond what was measured."""
+        right = min(max(1, bisect_left(self.tokens, n_tokens)), len(self.tokens) - 1)
+        left_tokens, right_tokens = self.tokens[right - 1 : right + 1]
+        share = (n_tokens - left_tokens) / (right_tokens - left_tokens)
+        short, long = (row[right - 1] + share * (row[right] - row[right - 1]) for row in (self.short, self.long))
+        shortest, longest = self.lengths
+        return max(short, short + (long - short) * (n_held - shortest) / (longest - shortest))
+
+
+@dataclass(frozen=True, slots=True)
 class Costs:
-    """Costs of a round in plain steps: `draft` for each drafted token, `extra` for each one more in a verify pass."""
+    """Costs of a round in plain steps: `draft` for each drafted token, `extra` for each one more in a verify pass.
+
+    Where `passes` are known, `passes[n]` is what a pass costs that verifies n tokens, and `extra` goes on from there.
+    """
 
     draft: float
     extra: float
+    passes: tuple[float, ...] = (1.0,)
+
+    def verify(self, gamma: int) -> float:
+        """What a pass that verifies `gamma` tokens costs."""
+        last = len(self.passes) - 1
+        return self.passes[min(gamma, last)] + max(0, gamma - last) * self.extra
 
     def speed_up(self, gamma: int, acceptance: float) -> float:
         """Tokens a round emits over what it costs; arXiv 2211.17192, equation 1 and theorem 3.8."""
         emitted = gamma + 1.0 if acceptance >= 1 else (1 - acceptance ** (gamma + 1)) / (1 - acceptance)
-        return emitted / (1 + gamma * (self.draft + self.extra))
+        return emitted / (self.verify(gamma) + gamma * self.draft)
 
     def best_gamma(self, most: int, acceptance: float) -> int:
         """The gamma of the highest predicted speed-up; 0 where none is worthwhile."""

@@ -4,6 +4,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
+import torch
+
 from runtime.answer import Answer
 from runtime.choices import SeededChoices
 from runtime.config import LONGEST_DRAFT, Request, Speculation
@@ -11,7 +13,7 @@ from runtime.drafter import Drafter, NoDrafter
 from runtime.errors import InvalidSetting
 from runtime.events import Event, Finished, Span
 from runtime.evidence import attention_used
-from runtime.hierarchy import TargetCaches, compose, gains_by_retrieval
+from runtime.hierarchy import LevelCosts, TargetCaches, compose, gains_by_retrieval, level_costs
 from runtime.kv.full import FullStore
 from runtime.kv.queries import AnswerQueries, Both, RecentQueries
 from runtime.kv.retrieval import RetrievalStore
@@ -66,21 +68,25 @@ class Session:
         watched = AnswerQueries(asked_from, n_watched)
         observer = Both(self._recent, watched)
         try:
+            self._use_threads(is_decoding=False)
             yield from prefill(self._decoder, self._full, ids[:-1], cancel, observer)
             decoding = time.perf_counter()
             first_at = last_at = decoding
+            self._use_threads(is_decoding=True)
             if not cancel.is_set():
                 choices = SeededChoices(request.sampling.seed)
                 drafts = self.speculation.enabled and self.speculation.gamma > 0
                 if drafts:
+                    costs = level_costs(self._target, self._draft, self.speculation, len(ids))
                     drafter = compose(
                         self._decoder,
                         self._draft.decoder if self._draft else None,
-                        TargetCaches(self._full, self._recent, self._refreshed_retrieval(len(ids))),
+                        TargetCaches(self._full, self._recent, self._refreshed_retrieval(costs)),
                         ids,
                         self.speculation,
                         request.sampling,
                         choices,
+                        costs,
                     )
                 scorer = Scorer(self._decoder, self._full, request.sampling, observer, answer_start=len(ids))
                 for result in decode(scorer, drafter, list(ids), FixedPacing(LONGEST_DRAFT if drafts else 0), choices):
@@ -94,6 +100,7 @@ class Session:
             if answer.reason is None:
                 yield answer.end("cancelled")
         finally:
+            self._use_threads(is_decoding=False)
             # Whatever happened, the tokens noted are those the store holds.
             self._full.cut(len(ids) + len(answer.ids))
             self.tokens = [*ids, *answer.ids][: self._full.length]
@@ -128,15 +135,20 @@ class Session:
         spec, spans = self._target.spec, request.evidence_spans
         return attention_used(self._full, queries, watched.start, spec.attention_scale, spans, spec.windows)
 
+    def _use_threads(self, is_decoding: bool) -> None:
+        """As many as are fastest; where that was not measured, as many as there are."""
+        if (passes := self._target.passes) is not None:
+            torch.set_num_threads(passes.threads if is_decoding else passes.most_threads)
+
     def _cut(self, length: int) -> None:
         self._full.cut(length)
         self.tokens = self.tokens[:length]
         if self._retrieval is not None:
             self._retrieval.cut(length)
 
-    def _refreshed_retrieval(self, n_tokens: int) -> RetrievalStore | None:
+    def _refreshed_retrieval(self, costs: LevelCosts) -> RetrievalStore | None:
         """The retrieval cache, chosen for the newest queries; None where the prompt is too short to gain by one."""
-        if not self.speculation.retrieval or not gains_by_retrieval(self._target.spec, n_tokens, self.speculation):
+        if not self.speculation.retrieval or not gains_by_retrieval(costs, self.speculation):
             return None
         if self._retrieval is None:
             budget, chunk_size = self.speculation.budget, self.speculation.chunk_size

@@ -18,6 +18,7 @@ from runtime.models.rope import Rope, build_ropes, planned_length
 from runtime.models.sources import Source
 from runtime.models.spec import SUPPORTED, Spec, read_spec, require, text_config
 from runtime.models.weights import GgufFile, SafetensorsFolder, TensorFile, WeightReader
+from runtime.pacing import PassCosts
 from runtime.tokenizer import Tokenizer
 
 
@@ -32,11 +33,12 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A loaded model."""
+    """A loaded model, with what its passes cost where that was measured."""
 
     decoder: Decoder
     config: Any
     tokenizer: Tokenizer
+    passes: PassCosts | None = None
 
     @property
     def spec(self) -> Spec:

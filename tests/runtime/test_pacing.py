@@ -1,13 +1,15 @@
-"""Drafting as much as pays, by counts and sizes alone."""
+"""Drafting as much as pays, by counts, sizes and what passes cost."""
+
+from types import SimpleNamespace
 
 import pytest
 
 from runtime.config import Speculation
 from runtime.drafter import Draft
 from runtime.drafters.paced import FirstDrafter, PacedDrafter
-from runtime.hierarchy import gains_by_retrieval
+from runtime.hierarchy import gains_by_retrieval, level_costs
 from runtime.models.spec import Spec
-from runtime.pacing import RETRY_AFTER, AdaptivePacing, Costs, FixedPacing
+from runtime.pacing import RETRY_AFTER, AdaptivePacing, Costs, FixedPacing, PassCosts
 
 CHEAP, DEAR = Costs(0.1, 0.02), Costs(0.9, 0.1)
 STARTER = Spec("llama", 30, 9, 3, 64, 576, 1536, 49_152, 1e-5, True, False, 8192)
@@ -60,11 +62,46 @@ def test_nothing_is_worthwhile_where_a_draft_costs_a_step() -> None:
 def test_a_retrieval_level_pays_for_long_prompts_alone() -> None:
     """Both passes read all weights, so the cache must outweigh them."""
     speculation = Speculation(budget=1024)
+
+    def gains(spec: Spec, n_tokens: int) -> bool:
+        model = SimpleNamespace(spec=spec, passes=None)
+        return gains_by_retrieval(level_costs(model, None, speculation, n_tokens), speculation)
+
     for spec in (STARTER, EIGHT_B):
-        assert not gains_by_retrieval(spec, 500, speculation)
-        assert not gains_by_retrieval(spec, 2048, speculation)
-    assert gains_by_retrieval(STARTER, 65_536, speculation)
-    assert gains_by_retrieval(EIGHT_B, 262_144, speculation)
+        assert not gains(spec, 500)
+        assert not gains(spec, 2048)
+    assert gains(STARTER, 65_536)
+    assert gains(EIGHT_B, 262_144)
+
+
+# A pass takes 10 ms and 1 ms more for each further token, 2 microseconds for each cached one.
+PASSES = PassCosts(4, 1, (256, 4096), (1, 2, 8), (0.0105, 0.0115, 0.0175), (0.0182, 0.0192, 0.0252))
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "n_held", "seconds"),
+    [(1, 256, 0.0105), (2, 4096, 0.0192), (5, 256, 0.0145), (1, 2176, 0.01435), (16, 256, 0.0255), (1, 0, 0.0105)],
+)
+def test_passes_between_and_beyond_what_was_measured(n_tokens: int, n_held: int, seconds: float) -> None:
+    """On straight lines; an empty cache is no cheaper than a short one."""
+    assert PASSES.seconds(n_tokens, n_held) == pytest.approx(seconds)
+
+
+def test_measured_passes_decide_what_pays() -> None:
+    """Over 16,384 tokens a plain step takes 42.8 ms, a retrieval pass 12: as much as a quarter; over 1,024 as much."""
+    model, speculation = SimpleNamespace(spec=STARTER, passes=PASSES), Speculation(budget=1024)
+    costs = level_costs(model, model, speculation, 16_384)
+    assert costs.retrieval.draft == pytest.approx(0.01204 / 0.04284, rel=1e-3)
+    assert costs.model.draft == pytest.approx(0.0105 / 0.04284, rel=1e-3)
+    assert costs.lookup.verify(4) == pytest.approx(0.04684 / 0.04284, rel=1e-3)
+    assert gains_by_retrieval(costs, speculation)
+    assert not gains_by_retrieval(level_costs(model, None, speculation, 1024), speculation)
+
+
+def test_a_pass_that_verifies_more_than_was_measured_goes_on_alike() -> None:
+    costs = Costs(0.0, 0.1, (1.0, 1.05, 1.5))
+    assert [costs.verify(n) for n in (0, 1, 2, 4)] == pytest.approx([1.0, 1.05, 1.5, 1.7])
+    assert costs.best_gamma(4, 0.99) == 4
 
 
 class Scripted:

@@ -1,0 +1,109 @@
+"""What forward passes cost on this machine: measured once for a model and kept, so that a seed fixes an answer."""
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from runtime.choices import SeededChoices
+from runtime.config import Sampling
+from runtime.kv.full import FullStore
+from runtime.models.decoder import Decoder
+from runtime.pacing import PassCosts
+from runtime.scorer import Scorer
+
+FORMAT = 1  # counted up whenever the kernels or what is measured change
+TOKENS = (1, 2, 3, 4, 5, 8, 16)
+SHORT, LONG = 256, 4096  # tokens in the cache
+REPEATS = 5
+SLOW_SECONDS = 0.2  # a pass that takes longer is measured once, and at fewer sizes
+FASTER = 0.95  # more threads are worth it where they take at most this share of the time
+
+
+def pass_costs(decoder: Decoder, name: str, cache_dir: Path, most_threads: int) -> PassCosts:
+    """Those kept in `cache_dir` for the model `name` on as many threads, else measured now, in a second or two."""
+    what = (FORMAT, name, decoder.spec, str(decoder.dtype), str(decoder.device), most_threads, torch.__version__)
+    path = cache_dir / "passes" / f"{hashlib.sha256(repr(what).encode()).hexdigest()[:24]}.json"
+    if (kept := _read(path)) is not None:
+        return kept
+    measured = measure(decoder, most_threads)
+    with contextlib.suppress(OSError):  # it is measured again the next time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(asdict(measured)), "utf-8")
+        unfinished.replace(path)
+    return measured
+
+
+def measure(decoder: Decoder, most_threads: int) -> PassCosts:
+    """Time passes over empty caches of two lengths; the thread count of the process is left as it was."""
+    before = torch.get_num_threads()
+    try:
+        short, long = (_store(decoder, n_held) for n_held in (SHORT, LONG))
+        slow = _seconds(decoder, short, 1) > SLOW_SECONDS  # the first pass also warms up
+        repeats, tokens = (1, (1, 4, 16)) if slow else (REPEATS, TOKENS)
+        threads = _best_threads(decoder, long, most_threads, repeats)
+        torch.set_num_threads(threads)
+        rows = [[min(_repeated(decoder, store, n, repeats)) for n in tokens] for store in (short, long)]
+        return PassCosts(most_threads, threads, (SHORT, LONG), tokens, tuple(rows[0]), tuple(rows[1]))
+    finally:
+        torch.set_num_threads(before)
+
+
+def _best_threads(decoder: Decoder, store: FullStore, most: int, repeats: int) -> int:
+    best, best_seconds = 1, float("inf")
+    if decoder.device.type != "cpu":
+        return most
+    counts = sorted({most, *(2**power for power in range(most.bit_length()) if 2**power < most)})
+    for count in counts:
+        torch.set_num_threads(count)
+        seconds = min(_repeated(decoder, store, 1, repeats + 1))
+        if seconds < FASTER * best_seconds:
+            best, best_seconds = count, seconds
+    return best
+
+
+def _store(decoder: Decoder, n_held: int) -> FullStore:
+    """A full cache of `n_held` tokens that mean nothing."""
+    spec = decoder.spec
+    store = FullStore(spec.n_layers, spec.n_kv_heads, spec.head_dim, decoder.dtype, decoder.device)
+    store.reserve(n_held + max(TOKENS))
+    store.extend(n_held)
+    zeros = torch.zeros(spec.n_kv_heads, n_held, spec.head_dim, dtype=decoder.dtype, device=decoder.device)
+    for layer in range(spec.n_layers):
+        store.write(layer, zeros, zeros)
+    store.commit()
+    return store
+
+
+def _repeated(decoder: Decoder, store: FullStore, n_tokens: int, repeats: int) -> Iterator[float]:
+    return (_seconds(decoder, store, n_tokens) for _ in range(repeats))
+
+
+def _seconds(decoder: Decoder, store: FullStore, n_tokens: int) -> float:
+    scorer = Scorer(decoder, store, Sampling(), answer_start=0)
+    tokens, draft = [0] * (store.length + 1), [0] * (n_tokens - 1)
+    started = time.perf_counter()
+    SeededChoices(0).draw(scorer.score(tokens, draft)[-1])
+    seconds = time.perf_counter() - started
+    store.trim(store.committed)
+    return seconds
+
+
+def _read(path: Path) -> PassCosts | None:
+    """What was kept; None where there is nothing, or nothing whole."""
+    try:
+        kept = json.loads(path.read_text("utf-8"))
+        short, long = (tuple(map(float, kept[name])) for name in ("short", "long"))
+        tokens = tuple(map(int, kept["tokens"]))
+        if not 1 < len(tokens) == len(short) == len(long):
+            return None
+        return PassCosts(int(kept["most_threads"]), int(kept["threads"]), (SHORT, LONG), tokens, short, long)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
