@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,7 +22,7 @@ TOKENS = (1, 2, 3, 4, 5, 8, 16)
 SHORT, LONG = 256, 4096  # tokens in the cache
 REPEATS = 5
 SLOW_SECONDS = 0.2  # a pass that takes longer is measured once, and at fewer sizes
-FASTER = 0.95  # more threads are worth it where they take at most this share of the time
+FASTER = 0.9  # more threads are worth it where they take less than this share of the time
 
 
 def pass_costs(decoder: Decoder, name: str, cache_dir: Path, most_threads: int) -> PassCosts:
@@ -50,23 +49,27 @@ def measure(decoder: Decoder, most_threads: int) -> PassCosts:
         repeats, tokens = (1, (1, 4, 16)) if slow else (REPEATS, TOKENS)
         threads = _best_threads(decoder, long, most_threads, repeats)
         torch.set_num_threads(threads)
-        rows = [[min(_repeated(decoder, store, n, repeats)) for n in tokens] for store in (short, long)]
-        return PassCosts(most_threads, threads, (SHORT, LONG), tokens, tuple(rows[0]), tuple(rows[1]))
+        # Round by round, so that whatever else the machine does slows all of them alike.
+        rounds = [[_seconds(decoder, store, n) for store in (short, long) for n in tokens] for _ in range(repeats)]
+        best = tuple(map(min, zip(*rounds, strict=True)))
+        return PassCosts(most_threads, threads, (SHORT, LONG), tokens, best[: len(tokens)], best[len(tokens) :])
     finally:
         torch.set_num_threads(before)
 
 
 def _best_threads(decoder: Decoder, store: FullStore, most: int, repeats: int) -> int:
-    best, best_seconds = 1, float("inf")
+    """The fewest threads that take not much longer than the fastest number of them."""
     if decoder.device.type != "cpu":
         return most
     counts = sorted({most, *(2**power for power in range(most.bit_length()) if 2**power < most)})
-    for count in counts:
-        torch.set_num_threads(count)
-        seconds = min(_repeated(decoder, store, 1, repeats + 1))
-        if seconds < FASTER * best_seconds:
-            best, best_seconds = count, seconds
-    return best
+    seconds = dict.fromkeys(counts, float("inf"))
+    for _ in range(repeats + 1):
+        for count in counts:
+            torch.set_num_threads(count)
+            _seconds(decoder, store, 1)  # wakes the threads
+            seconds[count] = min(seconds[count], _seconds(decoder, store, 1))
+    fastest: float = min(seconds.values())
+    return int(next(count for count in counts if FASTER * seconds[count] <= fastest))
 
 
 def _store(decoder: Decoder, n_held: int) -> FullStore:
@@ -80,10 +83,6 @@ def _store(decoder: Decoder, n_held: int) -> FullStore:
         store.write(layer, zeros, zeros)
     store.commit()
     return store
-
-
-def _repeated(decoder: Decoder, store: FullStore, n_tokens: int, repeats: int) -> Iterator[float]:
-    return (_seconds(decoder, store, n_tokens) for _ in range(repeats))
 
 
 def _seconds(decoder: Decoder, store: FullStore, n_tokens: int) -> float:
