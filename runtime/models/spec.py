@@ -132,7 +132,7 @@ def read_spec(config: Any) -> Spec:
         norm_offset=getattr(config, "norm_offset", 1.0 if is_gemma else 0.0),
         activation=ACTIVATIONS[activation],
         attention_multiplier=_attention_multiplier(config),
-        query_temperature=_query_temperature(rope),
+        query_temperature=_query_temperature(config),
         embedding_multiplier=config.hidden_size**0.5 if is_gemma else _multiplier(config, "embedding_multiplier"),
         residual_multiplier=_multiplier(config, "residual_multiplier") or 1.0,
         logits_divisor=_multiplier(config, "logits_scaling"),
@@ -194,9 +194,11 @@ def _attention_multiplier(config: Any) -> float | None:
     return float(scalar**-0.5) if scalar else getattr(config, "attention_multiplier", None)
 
 
-def _query_temperature(rope: dict[str, Any]) -> QueryTemperature | None:
+def _query_temperature(config: Any) -> QueryTemperature | None:
+    rope = rope_parameters(config)
     beta = rope.get("llama_4_scaling_beta")
-    return QueryTemperature(beta, rope["original_max_position_embeddings"]) if beta else None
+    length = rope.get("original_max_position_embeddings", config.max_position_embeddings)
+    return QueryTemperature(float(beta), int(length)) if beta else None
 
 
 def _multiplier(config: Any, name: str) -> float | None:
