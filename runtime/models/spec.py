@@ -88,6 +88,11 @@ class Spec:
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         return 2 * self.n_layers * self.n_kv_heads * self.head_dim * element_bytes
 
+    def seen_tokens(self, n_tokens: int, budget: int) -> float:
+        """Tokens a layer attends to in a sequence of `n_tokens`, on average; those that see all, at most `budget`."""
+        share = len(self.sliding_layers) / self.n_layers
+        return share * min(self.window or 0, n_tokens) + (1 - share) * min(budget, n_tokens)
+
     def rope_of(self, layer: int) -> int | None:
         """Which of the model's rotary embeddings a layer uses: 0 its main one, 1 the local one; None for none."""
         if layer in self.unrotated_layers:
