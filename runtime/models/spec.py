@@ -114,7 +114,10 @@ def read_spec(config: Any) -> Spec:
     require(rope.get("rope_type", "default") in ROPE_KINDS, f"{kind} with RoPE scaling {rope.get('rope_type')}")
     is_whole = rope.get("partial_rotary_factor", 1) == 1
     require(is_whole or kind == "phi3", f"{kind} with RoPE on a part of each head")
-    window = attention_window(config)
+    window, trained_context = attention_window(config), _trained_context(config)
+    require(window is None or window > 0, f"{kind} with a window of {window} tokens")
+    if window is not None and window >= trained_context:
+        window = None  # it hides nothing
     is_gemma = kind == "gemma3_text"
     return Spec(
         architecture=kind,
@@ -128,7 +131,7 @@ def read_spec(config: Any) -> Spec:
         norm_eps=config.rms_norm_eps,
         ties_embeddings=bool(config.tie_word_embeddings),
         has_qk_norm=kind == "qwen3" or is_gemma,
-        trained_context=_trained_context(config),
+        trained_context=trained_context,
         window=window,
         sliding_layers=_sliding_layers(config, window),
         unrotated_layers=_unrotated_layers(config),
@@ -182,7 +185,6 @@ def _sliding_layers(config: Any, window: int | None) -> frozenset[int]:
     """Those the config lists, or all where it gives a window and no list."""
     if window is None:
         return frozenset()
-    require(window > 0, f"{config.model_type} with a window of {window} tokens")
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     return frozenset(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
 
