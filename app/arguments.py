@@ -81,7 +81,14 @@ class Bench:
     json_path: Path | None
 
 
-Command = OpenPage | Ask | Bench
+@dataclass(frozen=True, slots=True)
+class Models:
+    """List the models that are known, with what fits this machine."""
+
+    as_json: bool
+
+
+Command = OpenPage | Ask | Bench | Models
 
 
 class _Parser(argparse.ArgumentParser):
@@ -106,6 +113,8 @@ def parse(argv: list[str], version: str) -> tuple[Command, dict[str, str]]:
         return _ask([*given.files, *rest], given), settings
     if given.command == "bench":
         return Bench(_contexts(given.contexts), _new_file(given.json)), settings
+    if given.command == "models":
+        return Models(given.json), settings
     return OpenPage(open_browser=not given.serve), settings
 
 
@@ -149,7 +158,8 @@ def _parser(version: str) -> _Parser:
 
     parser = _Parser(
         prog="fullread",
-        usage="fullread [--serve] [OPTION ...]\n       fullread ask FILE ... -q TEXT\n       fullread bench",
+        usage="fullread [--serve] [OPTION ...]\n       fullread ask FILE ... -q TEXT\n       fullread bench\n"
+        "       fullread models",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         parents=[common],
@@ -183,4 +193,13 @@ def _parser(version: str) -> _Parser:
     )
     bench.add_argument("--contexts", default="1024,4096,8192", metavar="N,N", help="prompt lengths in tokens")
     bench.add_argument("--json", metavar="FILE", help="write the rows as JSON")
+
+    models = commands.add_parser(
+        "models",
+        usage="fullread models [--json] [OPTION ...]",
+        help="list models, with what fits this machine",
+        parents=[common],
+        allow_abbrev=False,
+    )
+    models.add_argument("--json", action="store_true", help="print one JSON array")
     return parser

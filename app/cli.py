@@ -54,6 +54,10 @@ def _run(argv: list[str]) -> int:
 
             bench.run(settings.engine_config(), command.contexts, command.json_path, settings.sampling())
             return 0
+        case arguments.Models():
+            from app.models import list_models
+
+            return list_models(settings, command.as_json, sys.stdout)
         case arguments.OpenPage():
             from app.server.run import serve
 

@@ -1,7 +1,7 @@
 """Long prompts, prefilled once, answered by hierarchical speculative decoding (TriForce, arXiv 2404.11912).
 
-May import: the standard library, torch, transformers, safetensors, gguf, numpy. Never gradio, fastapi, `ingest` or
-`app`: token ids in, events out. Inside, lower never imports higher:
-`bench > engine > session > prefill, drafters > speculation > scorer > models > kv > verify >
+May import: the standard library, torch, transformers, safetensors, gguf, numpy, and `assets` for the catalogue. Never
+gradio, fastapi, `ingest` or `app`: token ids in, events out. Inside, lower never imports higher:
+`bench > engine, catalogue > session > prefill, drafters > speculation > scorer > models > kv > verify >
 (drafter, pacing, sampling, choices) > (config, events, stats, errors)`.
 """

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from runtime.config import EngineConfig, Request, Speculation
-from runtime.errors import ContextExceeded, InvalidSetting, OutOfMemory, VocabularyMismatch
+from runtime.errors import ContextExceeded, InvalidSetting, VocabularyMismatch
 from runtime.events import Event, Progress
 from runtime.hardware import detect
-from runtime.memory import Mode, plan
+from runtime.memory import Mode, plan, plan_longest
 from runtime.models.load import Model, load_model, read_facts
 from runtime.models.rope import longest_context, planned_length, rope_kind, stretch
 from runtime.models.sources import Source, locate
@@ -21,8 +21,6 @@ from runtime.prefix import common_prefix
 from runtime.session import Session
 from runtime.tokenizer import Tokenizer
 
-LONGEST_CONTEXT = 131_072
-SHORTEST_CONTEXT = 4_096  # a default context is not halved below this to fit the memory
 KEPT_SESSIONS = 2
 STARTER_NOTE = (
     "The starter model has 135 million parameters: it shows that everything works. It finds a fact in about three "
@@ -64,15 +62,11 @@ def assemble(config: EngineConfig, progress: Callable[[Progress], None]) -> "Eng
     if config.context is not None and config.context > most:
         raise InvalidSetting("context", config.context, f"at most {most:,} tokens with this model")
     n_draft_parameters = draft_facts.spec.n_parameters if draft_facts else 0
-    context = config.context or min(most, LONGEST_CONTEXT)
-    while True:
-        try:
-            chosen = plan(detect(), facts.spec, n_draft_parameters, context, config.device, config.dtype)
-            break
-        except OutOfMemory:
-            if config.context is not None or context <= SHORTEST_CONTEXT:
-                raise
-            context //= 2
+    needs = detect(), facts.spec, n_draft_parameters
+    if config.context is None:
+        chosen, context = plan_longest(*needs, most, config.device, config.dtype)
+    else:
+        chosen, context = plan(*needs, config.context, config.device, config.dtype), config.context
     target = _measured(load_model(source, facts, chosen.dtype, chosen.device, progress), source, config, threads)
     draft = None
     if draft_source is not None and draft_facts is not None:

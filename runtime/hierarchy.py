@@ -111,12 +111,16 @@ def gains_by_retrieval(costs: LevelCosts, speculation: Speculation) -> bool:
 
 
 def retrieval_costs(target: Model, n_tokens: int, budget: int) -> Costs:
-    """A pass over the retrieval cache against one over the full cache: both read all weights."""
+    """A pass over the retrieval cache against one over the full cache: both read all weights, and as much in layers
+    that slide."""
     passes, spec, n_held = target.passes, target.spec, min(budget, n_tokens)
+    if len(spec.sliding_layers) == spec.n_layers:
+        return _costs(passes, n_tokens, 1 + SMALL_STEPS_COST)
     if passes is not None:
         return _costs(passes, n_tokens, passes.seconds(1, n_held) / passes.seconds(1, n_tokens))
     weights = spec.n_parameters / spec.kv_bytes_per_token(1) / KV_BYTE_COST  # in tokens of KV cache
-    return _costs(None, n_tokens, (weights + n_held) / (weights + n_tokens) * (1 + SMALL_STEPS_COST))
+    draft = (weights + spec.seen_tokens(n_tokens, budget)) / (weights + spec.seen_tokens(n_tokens, n_tokens))
+    return _costs(None, n_tokens, draft * (1 + SMALL_STEPS_COST))
 
 
 def _model_costs(target: Model, draft: Model, speculation: Speculation, n_tokens: int) -> Costs:

@@ -4,6 +4,7 @@ Transformers' own reading leaves out the RoPE scaling and a head size of its own
 """
 
 import numpy as np
+from gguf import GGMLQuantizationType
 
 from runtime.errors import ModelDamaged
 from runtime.models.gguf_header import GgufHeader, Value
@@ -55,6 +56,8 @@ def config_values(header: GgufHeader) -> dict[str, object]:
     n_heads = int(_number(header, "attention.head_count"))
     hidden_size = int(_number(header, "embedding_length"))
     head_dim = int(_number(header, "attention.key_length", hidden_size // max(n_heads, 1)))
+    if n_heads < 1 or head_dim < 1:
+        raise ModelDamaged(str(header.path), f"it has {n_heads} heads of {head_dim} numbers")
     value_dim = int(_number(header, "attention.value_length", head_dim))
     require(value_dim == head_dim, f"{kind} with attention.value_length {value_dim} where heads are {head_dim}")
     rotary_dim = int(_number(header, "rope.dimension_count", head_dim))
@@ -75,7 +78,7 @@ def config_values(header: GgufHeader) -> dict[str, object]:
         "rms_norm_eps": float(_number(header, "attention.layer_norm_rms_epsilon")),
         "vocab_size": embeddings.shape[0],
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        "rope_parameters": _rope(header, rotary_dim / head_dim),
+        "rope_parameters": _rope(header, rotary_dim, rotary_dim / head_dim),
         "eos_token_id": [end for end in ends if isinstance(end, int)],
     }
     return values | _particulars(header, values, hidden_size / n_heads)
@@ -105,8 +108,14 @@ def _particulars(header: GgufHeader, values: dict[str, object], share: float) ->
 
 
 def _gemma_layers(header: GgufHeader, layers: range) -> list[str]:
-    pattern = int(_number(header, "attention.sliding_window_pattern", GEMMA_PATTERN))
-    return ["sliding_attention" if pattern and (layer + 1) % pattern else "full_attention" for layer in layers]
+    """By a pattern for each layer, or by every how manieth sees all."""
+    pattern = header.get("attention.sliding_window_pattern")
+    if isinstance(pattern, tuple):
+        slides = [bool(slides) for slides in pattern]
+    else:
+        step = int(_number(header, "attention.sliding_window_pattern", GEMMA_PATTERN))
+        slides = [step > 0 and (layer + 1) % step != 0 for layer in layers]
+    return ["sliding_attention" if does else "full_attention" for does in slides]
 
 
 def _given(header: GgufHeader, keys: dict[str, str]) -> dict[str, object]:
@@ -114,15 +123,16 @@ def _given(header: GgufHeader, keys: dict[str, str]) -> dict[str, object]:
     return {name: value for key, name in keys.items() if (value := header.get(key)) is not None}
 
 
-def _rope(header: GgufHeader, rotary_part: float) -> dict[str, object]:
-    """RoPE as transformers names its kinds and numbers; it turns `rotary_part` of each head."""
+def _rope(header: GgufHeader, rotary_dim: int, rotary_part: float) -> dict[str, object]:
+    """RoPE as transformers names its kinds and numbers; it turns `rotary_dim` numbers, a part of each head."""
     absent = GEMMA_BASE if header.architecture == "gemma3" else 10_000.0
     base: dict[str, object] = {"rope_type": "default", "rope_theta": float(_number(header, "rope.freq_base", absent))}
     if rotary_part != 1:
         base["partial_rotary_factor"] = rotary_part
     context = int(_number(header, "context_length"))
-    original = int(_number(header, "rope.scaling.original_context_length", context))
-    divisors = {name: _vector(header, f"rope_{name}.weight") for name in ("freqs", "factors_short", "factors_long")}
+    original = int(_number(header, "rope.scaling.original_context_length", 0)) or context
+    names = ("freqs", "factors_short", "factors_long")
+    divisors = {name: _divisors(header, f"rope_{name}.weight", rotary_dim // 2) for name in names}
     if divisors["freqs"]:
         # Llama 3's scaling, worked out: a divisor for each frequency, which LongRoPE's form states as it is.
         lists = {"short_factor": divisors["freqs"], "long_factor": divisors["freqs"], "attention_factor": 1.0}
@@ -150,10 +160,16 @@ def _rope(header: GgufHeader, rotary_part: float) -> dict[str, object]:
     return base | given | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
 
 
-def _vector(header: GgufHeader, name: str) -> list[float]:
-    """The numbers of a tensor in float32; none where the file has no such tensor."""
+def _divisors(header: GgufHeader, name: str, count: int) -> list[float]:
+    """What the tensor `name` divides each of `count` frequencies by; none where the file has no such tensor."""
     tensor = header.tensors.get(name)
-    return [] if tensor is None else header.bytes_of(tensor).reshape(-1).view(np.float32).tolist()
+    if tensor is None:
+        return []
+    if tensor.quantization != GGMLQuantizationType.F32 or tensor.shape != (count,):
+        found = f"{tensor.shape} in {tensor.quantization.name}"
+        raise ModelDamaged(str(header.path), f"the tensor {name} is {found}, not ({count},) in F32")
+    numbers: list[float] = header.bytes_of(tensor).reshape(-1).view(np.float32).tolist()
+    return numbers
 
 
 def _number(header: GgufHeader, key: str, absent: float | None = None) -> float:

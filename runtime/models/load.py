@@ -17,7 +17,8 @@ from runtime.models.gguf_header import read_header
 from runtime.models.rope import Rope, build_ropes, planned_length
 from runtime.models.sources import Source
 from runtime.models.spec import SUPPORTED, Spec, read_spec, require, text_config
-from runtime.models.weights import GgufFile, SafetensorsFolder, TensorFile, WeightReader
+from runtime.models.tensor_file import GgufFile, SafetensorsFolder, TensorFile
+from runtime.models.weights import WeightReader
 from runtime.pacing import PassCosts
 from runtime.tokenizer import Tokenizer
 

@@ -88,6 +88,11 @@ class Spec:
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         return 2 * self.n_layers * self.n_kv_heads * self.head_dim * element_bytes
 
+    def seen_tokens(self, n_tokens: int, budget: int) -> float:
+        """Tokens a layer attends to in a sequence of `n_tokens`, on average; those that see all, at most `budget`."""
+        share = len(self.sliding_layers) / self.n_layers
+        return share * min(self.window or 0, n_tokens) + (1 - share) * min(budget, n_tokens)
+
     def rope_of(self, layer: int) -> int | None:
         """Which of the model's rotary embeddings a layer uses: 0 its main one, 1 the local one; None for none."""
         if layer in self.unrotated_layers:
@@ -109,7 +114,10 @@ def read_spec(config: Any) -> Spec:
     require(rope.get("rope_type", "default") in ROPE_KINDS, f"{kind} with RoPE scaling {rope.get('rope_type')}")
     is_whole = rope.get("partial_rotary_factor", 1) == 1
     require(is_whole or kind == "phi3", f"{kind} with RoPE on a part of each head")
-    window = attention_window(config)
+    window, trained_context = attention_window(config), _trained_context(config)
+    require(window is None or window > 0, f"{kind} with a window of {window} tokens")
+    if window is not None and window >= trained_context:
+        window = None  # it hides nothing
     is_gemma = kind == "gemma3_text"
     return Spec(
         architecture=kind,
@@ -123,7 +131,7 @@ def read_spec(config: Any) -> Spec:
         norm_eps=config.rms_norm_eps,
         ties_embeddings=bool(config.tie_word_embeddings),
         has_qk_norm=kind == "qwen3" or is_gemma,
-        trained_context=_trained_context(config),
+        trained_context=trained_context,
         window=window,
         sliding_layers=_sliding_layers(config, window),
         unrotated_layers=_unrotated_layers(config),
@@ -132,7 +140,7 @@ def read_spec(config: Any) -> Spec:
         norm_offset=getattr(config, "norm_offset", 1.0 if is_gemma else 0.0),
         activation=ACTIVATIONS[activation],
         attention_multiplier=_attention_multiplier(config),
-        query_temperature=_query_temperature(rope),
+        query_temperature=_query_temperature(config),
         embedding_multiplier=config.hidden_size**0.5 if is_gemma else _multiplier(config, "embedding_multiplier"),
         residual_multiplier=_multiplier(config, "residual_multiplier") or 1.0,
         logits_divisor=_multiplier(config, "logits_scaling"),
@@ -177,7 +185,6 @@ def _sliding_layers(config: Any, window: int | None) -> frozenset[int]:
     """Those the config lists, or all where it gives a window and no list."""
     if window is None:
         return frozenset()
-    require(window > 0, f"{config.model_type} with a window of {window} tokens")
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     return frozenset(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
 
@@ -194,9 +201,11 @@ def _attention_multiplier(config: Any) -> float | None:
     return float(scalar**-0.5) if scalar else getattr(config, "attention_multiplier", None)
 
 
-def _query_temperature(rope: dict[str, Any]) -> QueryTemperature | None:
+def _query_temperature(config: Any) -> QueryTemperature | None:
+    rope = rope_parameters(config)
     beta = rope.get("llama_4_scaling_beta")
-    return QueryTemperature(beta, rope["original_max_position_embeddings"]) if beta else None
+    length = rope.get("original_max_position_embeddings", config.max_position_embeddings)
+    return QueryTemperature(float(beta), int(length)) if beta else None
 
 
 def _multiplier(config: Any, name: str) -> float | None:

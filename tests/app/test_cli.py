@@ -57,6 +57,7 @@ def run(tmp_path):
         (["fly"], "'fly'"),
         (["bench", "--contexts", "1k"], "1024,4096,8192"),
         (["bench", "--json", "no/such/folder.json"], "--json"),
+        (["models", "llama"], "There is no option llama."),
         (["--serve", "--host", "0.0.0.0"], "--api-key"),
         (["--port", "http"], "--port"),
     ],

@@ -107,6 +107,26 @@ def test_a_longer_prompt_than_its_rope_was_made_for_is_prefilled_anew_and_right(
     assert ask(engine, long, 8).token_ids == stretched.token_ids
 
 
+def test_longrope_s_switch_begins_a_new_session(tmp_path: Path) -> None:
+    """Phi-3's keys are rotated otherwise for texts beyond its original length; a note tells nothing of it."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0]}
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, **factors}
+    save_tiny(tmp_path / "model", "phi3", original_max_position_embeddings=64, rope_parameters=rope)
+    built = assemble(config(tmp_path, context=512), lambda _: None)
+    try:
+        ids = prompt(100)
+        short = ask(built, ids[:50])
+        again = ask(built, ids[:55])
+        long = ask(built, ids)
+        longer = ask(built, [*ids, *prompt(9, 1)])
+        assert [end.stats.cached_tokens for end in (short, again, long, longer)] == [0, 50, 0, 100]
+        assert built.rope_note(100) is None
+        built._sessions.clear()
+        assert ask(built, ids).token_ids == long.token_ids
+    finally:
+        built.close()
+
+
 def test_questions_from_many_threads_are_answered_one_by_one_and_right(engine: Engine) -> None:
     prompts = [prompt(80 + 10 * i, i) for i in range(6)]
     alone = [ask(engine, ids).token_ids for ids in prompts]

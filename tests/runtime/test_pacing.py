@@ -1,5 +1,6 @@
 """Drafting as much as pays, by counts, sizes and what passes cost."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -102,6 +103,24 @@ def test_a_pass_that_verifies_more_than_was_measured_goes_on_alike() -> None:
     costs = Costs(0.0, 0.1, (1.0, 1.05, 1.5))
     assert [costs.verify(n) for n in (0, 1, 2, 4)] == pytest.approx([1.0, 1.05, 1.5, 1.7])
     assert costs.best_gamma(4, 0.99) == 4
+
+
+@pytest.mark.parametrize("passes", [None, PASSES])
+def test_layers_that_slide_gain_nothing_by_retrieval(passes: PassCosts | None) -> None:
+    """They read their window in either pass: a model of them alone has no use for it, one with few others less."""
+    speculation = Speculation(budget=1024)
+    every = replace(EIGHT_B, window=4096, sliding_layers=frozenset(range(32)))
+    model = SimpleNamespace(spec=every, passes=passes)
+
+    assert not gains_by_retrieval(level_costs(model, None, speculation, 262_144), speculation)
+
+
+def test_few_layers_that_see_all_gain_less_by_retrieval() -> None:
+    most = replace(EIGHT_B, window=1024, sliding_layers=frozenset(range(26)))
+    models = [SimpleNamespace(spec=spec, passes=None) for spec in (EIGHT_B, most)]
+    all_see_all, few_do = (level_costs(model, None, Speculation(), 262_144).retrieval.draft for model in models)
+
+    assert all_see_all < few_do < 1
 
 
 class Scripted:

@@ -198,6 +198,14 @@ def test_longrope_has_other_frequencies_beyond_its_original_length(n_tokens: int
     assert_equals_transformers(decoder, model, n_tokens)
 
 
+@pytest.mark.parametrize(("window", "n_sliding"), [(None, 0), (511, 3), (512, 0), (262_144, 0)])
+def test_a_window_as_long_as_the_context_is_none(window: int | None, n_sliding: int) -> None:
+    """As Phi-3.5 and Phi-4-mini have one: their layers see all, and are drafted for like others."""
+    spec = read_spec(tiny_config("phi3", sliding_window=window))
+
+    assert (len(spec.sliding_layers), spec.windows[0]) == (n_sliding, window if n_sliding else None)
+
+
 def test_a_short_sequence_is_planned_up_to_the_switch_of_longrope() -> None:
     """There its frequencies are those the model has for short texts; a longer one is planned for the whole context."""
     config = tiny_config("llama", rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **LONG})

@@ -429,6 +429,36 @@ def test_one_number_for_each_layer_is_one_number(tmp_path: Path) -> None:
     assert_equals(tmp_path / "m.gguf", model)
 
 
+@pytest.mark.parametrize(
+    ("extra", "tensors", "reason"),
+    [
+        ({"llama.attention.head_count": 0}, {}, "it has 0 heads of 64 numbers"),
+        ({"llama.attention.key_length": 0}, {}, "it has 4 heads of 0 numbers"),
+        ({}, {"rope_freqs.weight": np.ones(7, np.float32)}, r"rope_freqs.weight is \(7,\) in F32, not \(8,\) in F32"),
+        ({}, {"rope_freqs.weight": np.ones(8, np.float16)}, r"rope_freqs.weight is \(8,\) in F16"),
+    ],
+)
+def test_numbers_that_cannot_be_are_damage(
+    tmp_path: Path, extra: dict[str, Any], tensors: dict[str, Any], reason: str
+) -> None:
+    write_gguf(tmp_path / "m.gguf", tiny_model("llama", vocab_size=N_TOKENS), extra=extra, tensors=tensors)
+
+    with pytest.raises(ModelDamaged, match=reason):
+        load(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("pattern", [2, [True, False, True]])
+def test_a_pattern_of_sliding_layers_is_taken_over(tmp_path: Path, pattern: Any) -> None:
+    """As a number, each manieth layer of which sees all, or layer by layer."""
+    write_gguf(
+        tmp_path / "m.gguf",
+        tiny_model("gemma3_text"),
+        extra={"gemma3.attention.sliding_window_pattern": pattern},
+    )
+
+    assert load(tmp_path / "m.gguf").spec.sliding_layers == {0, 2}
+
+
 @pytest.mark.parametrize("key", ["context_length", "block_count", "attention.head_count", "feed_forward_length"])
 def test_a_missing_number_is_named(tmp_path: Path, key: str) -> None:
     write_gguf(tmp_path / "m.gguf", tiny_model("llama", vocab_size=N_TOKENS), extra={f"llama.{key}": None})
@@ -464,9 +494,12 @@ def test_a_cut_off_gguf_file_is_damaged_wherever_it_ends(tmp_path: Path) -> None
             read_header(tmp_path / "cut.gguf")
 
 
-def test_flipped_bytes_in_the_front_of_a_gguf_file_are_never_a_raw_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["llama", "phi3", "gemma3_text"])
+def test_flipped_bytes_in_the_front_of_a_gguf_file_are_never_a_raw_error(tmp_path: Path, kind: Kind) -> None:
     """Whatever they do to names, counts and types: it is an `EngineError`, or the model still loads."""
-    write_gguf(tmp_path / "whole.gguf", tiny_model("llama", num_hidden_layers=1, vocab_size=N_TOKENS), Q.Q8_0)
+    changes = {"layer_types": ["sliding_attention"]} if kind == "gemma3_text" else {}
+    model = tiny_model(kind, num_hidden_layers=1, vocab_size=N_TOKENS, **changes)
+    write_gguf(tmp_path / "whole.gguf", model, Q.Q8_0)
     whole = bytearray((tmp_path / "whole.gguf").read_bytes())
     front = min(tensor.start for tensor in read_header(tmp_path / "whole.gguf").tensors.values())
     generator = np.random.default_rng(0)

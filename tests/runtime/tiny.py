@@ -42,7 +42,8 @@ from runtime.models.attention import Attend, attend_plainly
 from runtime.models.decoder import Decoder
 from runtime.models.rope import build_ropes
 from runtime.models.spec import read_spec
-from runtime.models.weights import WeightReader, missing
+from runtime.models.tensor_file import missing
+from runtime.models.weights import WeightReader
 
 Kind = Literal[
     "llama", "mistral", "ministral", "ministral3", "qwen2", "qwen3", "smollm3", "granite", "phi3", "gemma3_text"
