@@ -1,4 +1,5 @@
-"""The door: one command line in, one exit status out (0 done, 2 a problem in one line, 130 interrupted)."""
+"""The door: one command line in, one exit status out (0 done, 1 `verify` found a difference, 2 a problem in one line,
+130 interrupted)."""
 
 import importlib.metadata
 import io
@@ -54,6 +55,10 @@ def _run(argv: list[str]) -> int:
 
             bench.run(settings.engine_config(), command.contexts, command.json_path, settings.sampling())
             return 0
+        case arguments.Verify():
+            from app.verifying import verify
+
+            return verify(command, settings, sys.stdout, sys.stderr)
         case arguments.OpenPage():
             from app.server.run import serve
 
