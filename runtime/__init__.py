@@ -2,6 +2,6 @@
 
 May import: the standard library, torch, transformers, safetensors, gguf, numpy. Never gradio, fastapi, `ingest` or
 `app`: token ids in, events out. Inside, lower never imports higher:
-`bench > engine > session > prefill, drafters > speculation > scorer > models > kv > verify >
+`bench, lossless > engine > session > prefill, drafters > speculation > scorer, audit > models > kv > verify >
 (drafter, pacing, sampling, choices) > (config, events, stats, errors)`.
 """

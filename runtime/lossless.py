@@ -25,6 +25,7 @@ from runtime.errors import InvalidSetting
 from runtime.events import Finished
 from runtime.kv.store import Store
 from runtime.pacing import FixedPacing
+from runtime.sampling import SeenTokens, probabilities
 from runtime.scorer import Scorer
 from runtime.session import Session
 from runtime.speculation import Tally, decode, speculate
@@ -176,15 +177,16 @@ def _sampled(session: Session, ids: list[int], sampling: Sampling, seed: int, sa
     ids = ids[: _uncertain_place(session, ids, sampling)]
     full, retrieval = session.caches(ids)
     before = len(ids) - 1
-    plain = Scorer(session.decoder, full, sampling, answer_start=len(ids))
-    exact, exact_logits = plain.score(ids)[0], plain.logits[0]
-    plain.trim(before)
+    plain_logits = session.decoder.forward(torch.tensor(ids[before:], device=session.decoder.device), full)
+    full.trim(before)
+    plain = _law(plain_logits, sampling, ids)
+    best = plain.topk(OUTCOMES - 1).indices.tolist()
+    exact = _binned(plain, best)
 
     choices = SeededChoices(seed)
     target = _RememberingScorer(session, full, sampling, len(ids))
     middle = _RememberingScorer(session, retrieval, sampling, len(ids))
     drafter = SpeculativeDrafter("retrieval", middle, LookupDrafter(ids, MATCH), SAMPLED_INNER_GAMMA, choices)
-    best = exact.topk(OUTCOMES - 1).indices.tolist()
     counts, tally, rounding = [0] * OUTCOMES, Tally("full"), 0.0
     for number in range(ROUNDS):
         if number % 1000 == 0:
@@ -198,12 +200,17 @@ def _sampled(session: Session, ids: list[int], sampling: Sampling, seed: int, sa
         if number == 0:
             # A pass of several tokens rounds differently from a pass of one. That is granted as far as their logits
             # agree: a wrong pass is granted nothing.
-            moved = (target.logits[0] - exact_logits)[best].abs().max()
+            moved = (target.logits[:1] - plain_logits)[0, best].abs().max()
             if moved <= NEAR_TIE[session.decoder.dtype]:
-                rounding = _distance(_binned(result.probs[0], best), _binned(exact, best))
+                rounding = _distance(_binned(_law(target.logits[:1], sampling, ids), best), exact)
     drawn = torch.tensor(counts, dtype=torch.float64) / ROUNDS
     bound = chance_bound(ROUNDS, OUTCOMES, DELTA) + rounding
-    return Sampled(_distance(drawn, _binned(exact, best)), bound, (tally.stats(), drafter.levels()[0]))
+    return Sampled(_distance(drawn, exact), bound, (tally.stats(), drafter.levels()[0]))
+
+
+def _law(logits: Tensor, sampling: Sampling, ids: Sequence[int]) -> Tensor:
+    """The distribution [vocab] after the prompt `ids`, of its logits [1, vocab]."""
+    return probabilities(logits, sampling, SeenTokens(sampling, len(ids)).before(ids, (), 0, logits))[0]
 
 
 def _uncertain_place(session: Session, ids: list[int], sampling: Sampling) -> int:
