@@ -88,7 +88,14 @@ class Models:
     as_json: bool
 
 
-Command = OpenPage | Ask | Bench | Models
+class Verify:
+    """Compare speculative with plain decoding after `n_prompts` prompts."""
+
+    n_prompts: int
+    as_json: bool
+
+
+Command = OpenPage | Ask | Bench | Models | Verify
 
 
 class _Parser(argparse.ArgumentParser):
@@ -115,6 +122,8 @@ def parse(argv: list[str], version: str) -> tuple[Command, dict[str, str]]:
         return Bench(_contexts(given.contexts), _new_file(given.json)), settings
     if given.command == "models":
         return Models(given.json), settings
+    if given.command == "verify":
+        return Verify(_n_prompts(given.prompts), given.json), settings
     return OpenPage(open_browser=not given.serve), settings
 
 
@@ -133,6 +142,12 @@ def _contexts(text: str) -> tuple[int, ...]:
             f"--contexts is “{shown(text)}”, which is not a list of lengths.", "Write it like 1024,4096,8192."
         )
     return tuple(int(part) for part in parts)
+
+
+def _n_prompts(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise WrongUsage(f"--prompts is “{shown(text)}”, which is no number of prompts.", "Write it like 4.")
+    return int(text)
 
 
 def _new_file(text: str | None) -> Path | None:
@@ -158,8 +173,8 @@ def _parser(version: str) -> _Parser:
 
     parser = _Parser(
         prog="fullread",
-        usage="fullread [--serve] [OPTION ...]\n       fullread ask FILE ... -q TEXT\n       fullread bench\n"
-        "       fullread models",
+        usage="fullread [--serve] [OPTION ...]\n       fullread ask FILE ... -q TEXT\n"
+        "       fullread bench | verify | models",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         parents=[common],
@@ -202,4 +217,14 @@ def _parser(version: str) -> _Parser:
         allow_abbrev=False,
     )
     models.add_argument("--json", action="store_true", help="print one JSON array")
+
+    verify = commands.add_parser(
+        "verify",
+        usage="fullread verify [--prompts N] [--json] [OPTION ...]",
+        help="check on this machine that drafting does not change what the model says",
+        parents=[common],
+        allow_abbrev=False,
+    )
+    verify.add_argument("--prompts", default="4", metavar="N", help="prompts to compare greedy answers after (4)")
+    verify.add_argument("--json", action="store_true", help="print one JSON object")
     return parser

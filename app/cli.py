@@ -1,4 +1,5 @@
-"""The door: one command line in, one exit status out (0 done, 2 a problem in one line, 130 interrupted)."""
+"""The door: one command line in, one exit status out (0 done, 1 `verify` found a difference, 2 a problem in one line,
+130 interrupted)."""
 
 import importlib.metadata
 import io
@@ -58,6 +59,10 @@ def _run(argv: list[str]) -> int:
             from app.models import list_models
 
             return list_models(settings, command.as_json, sys.stdout)
+        case arguments.Verify():
+            from app.verifying import verify
+
+            return verify(command, settings, sys.stdout, sys.stderr)
         case arguments.OpenPage():
             from app.server.run import serve
 

@@ -42,9 +42,9 @@ class Session:
         self._target = target
         self._draft = draft
         self.speculation = speculation
-        self._decoder = target.decoder.with_rope(target.rope(n_tokens))
+        self.decoder = target.decoder.with_rope(target.rope(n_tokens))
         spec = target.spec
-        self._full = FullStore(spec.n_layers, spec.n_kv_heads, spec.head_dim, self._decoder.dtype, self._decoder.device)
+        self._full = FullStore(spec.n_layers, spec.n_kv_heads, spec.head_dim, self.decoder.dtype, self.decoder.device)
         self._recent = RecentQueries()
         self._retrieval: RetrievalStore | None = None
 
@@ -69,7 +69,7 @@ class Session:
         observer = Both(self._recent, watched)
         try:
             self._use_threads(is_decoding=False)
-            yield from prefill(self._decoder, self._full, ids[:-1], cancel, observer)
+            yield from prefill(self.decoder, self._full, ids[:-1], cancel, observer)
             decoding = time.perf_counter()
             first_at = last_at = decoding
             self._use_threads(is_decoding=True)
@@ -79,7 +79,7 @@ class Session:
                 if drafts:
                     costs = level_costs(self._target, self._draft, self.speculation, len(ids))
                     drafter = compose(
-                        self._decoder,
+                        self.decoder,
                         self._draft.decoder if self._draft else None,
                         TargetCaches(self._full, self._recent, self._refreshed_retrieval(costs)),
                         ids,
@@ -88,7 +88,7 @@ class Session:
                         choices,
                         costs,
                     )
-                scorer = Scorer(self._decoder, self._full, request.sampling, observer, answer_start=len(ids))
+                scorer = Scorer(self.decoder, self._full, request.sampling, observer, answer_start=len(ids))
                 for result in decode(scorer, drafter, list(ids), FixedPacing(LONGEST_DRAFT if drafts else 0), choices):
                     tally.count(result)
                     last_at = time.perf_counter()
@@ -140,6 +140,15 @@ class Session:
         if (passes := self._target.passes) is not None:
             torch.set_num_threads(passes.threads if is_decoding else passes.most_threads)
 
+    def caches(self, ids: Sequence[int]) -> tuple[FullStore, RetrievalStore]:
+        """Full and retrieval cache after all of `ids` but the last, for checks. What a check puts into them beyond is
+        for it to trim; the session itself goes by its own tokens."""
+        self._cut(min(common_prefix(self.tokens, ids), len(ids) - 1))
+        for _ in prefill(self.decoder, self._full, ids[:-1], threading.Event(), self._recent):
+            pass
+        self.tokens = list(ids[:-1])
+        return self._full, self._chosen_retrieval()
+
     def _cut(self, length: int) -> None:
         self._full.cut(length)
         self.tokens = self.tokens[:length]
@@ -150,6 +159,9 @@ class Session:
         """The retrieval cache, chosen for the newest queries; None where the prompt is too short to gain by one."""
         if not self.speculation.retrieval or not gains_by_retrieval(costs, self.speculation):
             return None
+        return self._chosen_retrieval()
+
+    def _chosen_retrieval(self) -> RetrievalStore:
         if self._retrieval is None:
             budget, chunk_size = self.speculation.budget, self.speculation.chunk_size
             spec = self._target.spec

@@ -58,6 +58,9 @@ def run(tmp_path):
         (["bench", "--contexts", "1k"], "1024,4096,8192"),
         (["bench", "--json", "no/such/folder.json"], "--json"),
         (["models", "llama"], "There is no option llama."),
+        (["verify", "--prompts", "0"], "--prompts is “0”"),
+        (["verify", "--prompts", "many"], "Write it like 4."),
+        (["verify", "paper.pdf"], "paper.pdf"),
         (["--serve", "--host", "0.0.0.0"], "--api-key"),
         (["--port", "http"], "--port"),
     ],
@@ -125,12 +128,17 @@ def test_files_and_questions_may_be_mixed():
 
 
 def test_commands():
-    """No command opens the page; --serve does not open the browser; bench has lengths and a file."""
+    """No command opens the page; --serve does not open the browser; bench and verify have options of their own."""
     assert arguments.parse([], "1") == (arguments.OpenPage(True), {})
     assert arguments.parse(["--serve", "--port", "0"], "1") == (arguments.OpenPage(False), {"port": "0"})
     assert arguments.parse(["bench", "--contexts", "64, 128", "--json", "rows.json"], "1") == (
         arguments.Bench((64, 128), Path("rows.json")),
         {},
+    )
+    assert arguments.parse(["verify"], "1") == (arguments.Verify(4, False), {})
+    assert arguments.parse(["verify", "--json", "--model", "m", "--prompts", "2"], "1") == (
+        arguments.Verify(2, True),
+        {"model": "m"},
     )
     with pytest.raises(WrongUsage):
         arguments.parse(["bench", "--contexts", "0"], "1")
