@@ -80,7 +80,7 @@ def compose(
         long = CountedDrafter(LookupDrafter(ids, LONG_MATCH, grams), counts)
         lookup = CountedDrafter(LookupDrafter(ids, grams=grams), counts)
     if draft is not None and chosen in ("model", "merged"):
-        model = _model(draft, caches, ids, speculation, sampling, choices, target.spec.attention_scale)
+        model = _model(draft, caches, ids, speculation, sampling, choices, target.spec)
     levels: list[Drafter] = []
     if long is not None:
         levels.append(PacedDrafter(long, AdaptivePacing(LONGEST_DRAFT, costs.lookup, LONG_LOOKUP_ACCEPTANCE)))
@@ -147,18 +147,17 @@ def _model(
     speculation: Speculation,
     sampling: Sampling,
     choices: Choices,
-    scale: float,
+    target: Spec,
 ) -> Drafter:
     """The draft model over its cache, which stands after all of `ids` but the last."""
     n_sinks, ranking = speculation.sinks, None
     if speculation.draft_cache == "retrieval":
-        ranking = ChunkRanking(caches.full, caches.queries, DRAFT_CHUNK, scale)
+        ranking = ChunkRanking(caches.full, caches.queries, DRAFT_CHUNK, target.attention_scale, target.windows)
         n_sinks = max(2, (speculation.sinks + speculation.window) // DRAFT_CHUNK) * DRAFT_CHUNK
     spec = draft.spec
     shape = (spec.n_layers, spec.n_kv_heads, spec.head_dim)
     store = StreamingStore(*shape, draft.dtype, draft.device, n_sinks, speculation.window)
     context = DraftContext(draft, store, ranking)
     context.follow(ids, len(ids) - 1)
-    return CountedDrafter(
-        ModelDrafter(Scorer(draft, store, sampling, answer_start=len(ids)), choices, context), DraftCounts("model")
-    )
+    scorer = Scorer(draft, store, sampling, answer_start=len(ids))
+    return CountedDrafter(ModelDrafter(scorer, choices, context), DraftCounts("model"))

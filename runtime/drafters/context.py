@@ -10,7 +10,7 @@ from runtime.models.decoder import Decoder
 
 MOST_BEHIND = 32  # committed tokens that may still be fed together with a draft
 REFRESH_EVERY = 64  # committed tokens after which chunks are ranked anew
-SHARE_KEPT = 0.75  # what the new choice must have in common with the one that was read, else it is read
+SHARE_KEPT = 0.5  # what the new choice must have in common with the one that was read, else it is read
 
 
 class DraftContext:
@@ -24,7 +24,8 @@ class DraftContext:
         self._model = model
         self._store = store
         self._ranking = ranking
-        self._chosen: tuple[int, ...] = ()
+        self._wanted: tuple[int, ...] = ()  # chunks ranked first when last asked,
+        self._read: tuple[int, ...] = ()  # and those that the cache holds
         self._ranked_at = 0
 
     def follow(self, tokens: Sequence[int], committed: int) -> None:
@@ -34,24 +35,21 @@ class DraftContext:
         """
         store = self._store
         behind = committed - store.length
-        if self._chooses_anew(committed) or behind > store.n_window:
+        if self._wants_others(committed) or behind > store.n_window:
             self._read_anew(tokens, committed)
         elif behind > MOST_BEHIND:
             self._feed(tokens[store.length : committed])
 
-    def _chooses_anew(self, committed: int) -> bool:
+    def _wants_others(self, committed: int) -> bool:
         """Whether other chunks have become worth reading."""
         ranking, store = self._ranking, self._store
         if ranking is None or committed <= store.n_sinks + store.n_window:
             return False
-        if self._chosen and committed - self._ranked_at < REFRESH_EVERY:
+        if self._read and committed - self._ranked_at < REFRESH_EVERY:
             return False
         self._ranked_at = committed
-        chosen = ranking.best(store.n_sinks // ranking.chunk_size, committed - store.n_window)
-        if len(set(chosen) & set(self._chosen)) >= SHARE_KEPT * len(chosen):
-            return False
-        self._chosen = chosen
-        return True
+        self._wanted = ranking.best(store.n_sinks // ranking.chunk_size, committed - store.n_window)
+        return len(set(self._wanted) & set(self._read)) < SHARE_KEPT * len(self._wanted)
 
     def _read_anew(self, tokens: Sequence[int], committed: int) -> None:
         store = self._store
@@ -66,8 +64,8 @@ class DraftContext:
         """What stands where the start of the text would."""
         if self._ranking is None:
             return tokens[: self._store.n_sinks]
-        size = self._ranking.chunk_size
-        return [token for chunk in self._chosen for token in tokens[chunk * size : (chunk + 1) * size]]
+        self._read, size = self._wanted, self._ranking.chunk_size
+        return [token for chunk in self._read for token in tokens[chunk * size : (chunk + 1) * size]]
 
     def _feed(self, ids: Sequence[int]) -> None:
         for start in range(0, len(ids), TAIL):

@@ -1,5 +1,7 @@
 """Which chunks of the text the target's attention wants, as one choice for a draft model to read."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,14 +11,24 @@ from runtime.kv.queries import RecentQueries
 
 
 class ChunkRanking:
-    """Ranks chunks of a sequence by the target's newest queries against its full KV cache, all layers and KV heads
-    voting together (the cross-model retrieval of SpecExtend, arXiv 2505.20776, which asks one layer)."""
+    """Ranks chunks of a sequence by the target's newest queries against its full KV cache, all KV heads of all layers
+    that see the whole text voting together (the cross-model retrieval of SpecExtend, arXiv 2505.20776, asks one)."""
 
-    def __init__(self, full: FullStore, queries: RecentQueries, chunk_size: int, scale: float) -> None:
+    def __init__(
+        self,
+        full: FullStore,
+        queries: RecentQueries,
+        chunk_size: int,
+        scale: float,
+        windows: Sequence[int | None] = (),
+    ) -> None:
+        """`windows`: tokens that each layer sees, None for all; empty where all do."""
         self.chunk_size = chunk_size
         self._full = full
         self._queries = queries
         self._scale = scale
+        windows = windows or (None,) * full.n_layers
+        self._layers = [layer for layer, window in enumerate(windows) if window is None]
         keys, _ = full.read(0)
         self._means: list[Tensor] = [keys.new_empty(keys.shape[0], 0, keys.shape[2]) for _ in range(full.n_layers)]
 
@@ -29,7 +41,7 @@ class ChunkRanking:
         queries = self._queries.latest()
         votes = torch.arange(n_whole, dtype=torch.float32)
         if queries:
-            votes = torch.stack([self._scores(layer, query)[:n_whole] for layer, query in enumerate(queries)]).sum(0)
+            votes = torch.stack([self._scores(layer, queries[layer])[:n_whole] for layer in self._layers]).sum(0)
         return tuple(best_chunks(votes[None], n_chunks, 0)[0].tolist())
 
     def _scores(self, layer: int, queries: Tensor) -> Tensor:

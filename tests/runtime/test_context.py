@@ -89,17 +89,24 @@ def test_chunks_that_the_target_wants_are_read_in_place_of_the_start(decoder: De
 def test_chunks_are_read_anew_only_when_others_are_wanted(decoder: Decoder) -> None:
     store, model, ranking = empty(decoder), Counting(decoder), Wanted(0, 100)
     context = DraftContext(model, store, ranking)
+
+    def go_on(start: int) -> int:
+        """An answer grows by as many tokens as chunks are kept for; gives how many are read the while."""
+        before = model.n_read
+        for committed in range(start + 1, start + REFRESH_EVERY + 1):
+            model.forward(torch.tensor(TEXT[store.length : committed]), store, 0)
+            store.commit()
+            context.follow(TEXT, committed)
+        return model.n_read - before
+
     context.follow(TEXT, 1000)
-    context.follow(TEXT, 1000 + REFRESH_EVERY - 1)
-    assert len(ranking.asked) == 1, "not asked before so many tokens have come"
-    context.follow(TEXT, 1000 + REFRESH_EVERY)
-    assert ranking.asked == [1000 - WINDOW, 1000 + REFRESH_EVERY - WINDOW]
-    read = model.n_read
-    context.follow(TEXT, 1000 + REFRESH_EVERY)
-    assert model.n_read == read, "the same chunks are wanted"
+    assert go_on(1000) == REFRESH_EVERY
+    assert ranking.asked == [1000 - WINDOW, 1000 + REFRESH_EVERY - WINDOW], "asked every so many tokens"
     ranking.chunks = (0, 50)
-    context.follow(TEXT, 1000 + 2 * REFRESH_EVERY)
-    assert hold_the_same(store, read_as_one_text(decoder, TEXT[:8] + TEXT[400:408] + TEXT[1104:1128]))
+    assert go_on(1000 + REFRESH_EVERY) == REFRESH_EVERY, "half of the chunks are still wanted"
+    ranking.chunks = (40, 50)
+    assert go_on(1000 + 2 * REFRESH_EVERY) == REFRESH_EVERY + SINKS + WINDOW
+    assert hold_the_same(store, read_as_one_text(decoder, TEXT[320:328] + TEXT[400:408] + TEXT[1168:1192]))
 
 
 @pytest.mark.parametrize("ranking", [None, Wanted(0, 100)], ids=["streaming", "retrieval"])
@@ -163,6 +170,16 @@ def test_the_target_ranks_chunks_by_its_newest_queries() -> None:
     assert ranking.best(2, 200) == (0, 15)
     assert ranking.best(2, 120) != (0, 15), "only whole chunks before the end are ranked"
     assert max(ranking.best(3, 127)) < 15
+
+
+def test_layers_that_see_the_newest_tokens_alone_do_not_vote() -> None:
+    queries = RecentQueries()
+    ranking = ChunkRanking(filled((83, 0), (121, 1)), queries, CHUNK, 0.5, (16, None))
+    for layer, axis in enumerate((0, 1)):
+        query = torch.zeros(2 * KV_HEADS, 1, HEAD_DIM)
+        query[..., axis] = 1.0
+        queries.observe(layer, 199, query)
+    assert ranking.best(2, 200) == (0, 15)
 
 
 def test_without_queries_the_newest_chunks_are_best() -> None:
