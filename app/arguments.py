@@ -88,6 +88,7 @@ class Models:
     as_json: bool
 
 
+@dataclass(frozen=True, slots=True)
 class Verify:
     """Compare speculative with plain decoding after `n_prompts` prompts."""
 

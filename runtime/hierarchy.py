@@ -20,6 +20,7 @@ from runtime.kv.retrieval import RetrievalStore
 from runtime.kv.streaming import StreamingStore
 from runtime.models.decoder import Decoder
 from runtime.models.load import Model
+from runtime.models.spec import Spec
 from runtime.pacing import AdaptivePacing, Costs, PassCosts
 from runtime.scorer import Scorer
 

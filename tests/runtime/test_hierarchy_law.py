@@ -9,10 +9,10 @@ from torch import Tensor
 
 from runtime import verify
 from runtime.config import LONGEST_DRAFT, DrafterChoice, Sampling, Speculation
-from runtime.hierarchy import TargetCaches, compose
+from runtime.hierarchy import LevelCosts, TargetCaches, compose
 from runtime.kv.queries import RecentQueries
 from runtime.kv.store import Store
-from runtime.pacing import FixedPacing
+from runtime.pacing import Costs, FixedPacing
 from runtime.scorer import Scorer
 from runtime.speculation import decode
 from tests.runtime.replay import (
@@ -31,19 +31,16 @@ COPYING = (0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2)  # lookup finds a long match
 FOREIGN = (0, 0, 1, 1, 2, 2, 0)  # it finds none
 PENALISED = Sampling(0.9, top_p=0.9, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3)
 
+CHEAP = LevelCosts(retrieval=Costs(0.3, 0.1), model=Costs(0.1, 0.1), lookup=Costs(0.0, 0.1))  # all of them pay
+
 
 @dataclass(frozen=True)
 class TableSpec:
-    """Sizes by which a retrieval level and a draft model pay even for a few tokens."""
-
     n_parameters: int
     n_layers: int = 1
     n_kv_heads: int = 1
     head_dim: int = 2
     attention_scale: float = 1.0
-
-    def kv_bytes_per_token(self, itemsize: int) -> int:
-        return 10 * itemsize
 
 
 class TableDecoder:
@@ -84,7 +81,7 @@ def answers_law(
         if speculation.drafter in ("model", "merged"):
             draft = TableDecoder(1, None, SMALL, SMALL)
         caches = TargetCaches(full, RecentQueries(), CountingStore() if speculation.retrieval else None)
-        drafter = compose(target, draft, caches, prompt, speculation, sampling, choices)
+        drafter = compose(target, draft, caches, prompt, speculation, sampling, choices, CHEAP)
         n_fed = draft.n_passes if draft else 0
         scorer = Scorer(target, full, sampling, answer_start=len(prompt))
         for _ in decode(scorer, drafter, tokens, FixedPacing(LONGEST_DRAFT), choices):
