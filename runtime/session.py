@@ -13,6 +13,7 @@ from runtime.drafter import Drafter, NoDrafter
 from runtime.errors import InvalidSetting
 from runtime.events import Event, Finished, Span
 from runtime.evidence import attention_used
+from runtime.hardware import CoresTaken, free_cores
 from runtime.hierarchy import LevelCosts, TargetCaches, compose, gains_by_retrieval, level_costs
 from runtime.kv.full import FullStore
 from runtime.kv.queries import AnswerQueries, Both, RecentQueries
@@ -29,6 +30,7 @@ from runtime.stats import Stats
 # answer. On ten planted facts the page was first or second ten times, eight times by the answer's tokens alone.
 QUESTION_TOKENS = 24
 ANSWER_TOKENS = 64
+LOOK_AROUND_EVERY = 16  # rounds after which it is asked again how busy the machine is
 
 
 class Session:
@@ -47,6 +49,7 @@ class Session:
         self._full = FullStore(spec.n_layers, spec.n_kv_heads, spec.head_dim, self.decoder.dtype, self.decoder.device)
         self._recent = RecentQueries()
         self._retrieval: RetrievalStore | None = None
+        self._taken = CoresTaken()
 
     def answer(self, ids: Sequence[int], request: Request, cancel: threading.Event, asked_at: float) -> Iterator[Event]:
         """Prefill what is new of `ids`, then decode; `asked_at` is when the question came, by `perf_counter`.
@@ -91,6 +94,8 @@ class Session:
                 scorer = Scorer(self.decoder, self._full, request.sampling, observer, answer_start=len(ids))
                 for result in decode(scorer, drafter, list(ids), FixedPacing(LONGEST_DRAFT if drafts else 0), choices):
                     tally.count(result)
+                    if tally.rounds % LOOK_AROUND_EVERY == 0:
+                        self._use_threads(is_decoding=True)
                     last_at = time.perf_counter()
                     if not answer.ids:
                         first_at = last_at
@@ -136,9 +141,12 @@ class Session:
         return attention_used(self._full, queries, watched.start, spec.attention_scale, spans, spec.windows)
 
     def _use_threads(self, is_decoding: bool) -> None:
-        """As many as are fastest; where that was not measured, as many as there are."""
-        if (passes := self._target.passes) is not None:
-            torch.set_num_threads(passes.threads if is_decoding else passes.most_threads)
+        """As many as are fastest, in decoding no more than have a core of their own; where that was not measured, as
+        many as there are."""
+        if (passes := self._target.passes) is None:
+            return
+        taken = self._taken.now()
+        torch.set_num_threads(free_cores(passes.threads, taken) if is_decoding else passes.most_threads)
 
     def caches(self, ids: Sequence[int]) -> tuple[FullStore, RetrievalStore]:
         """Full and retrieval cache after all of `ids` but the last, for checks. What a check puts into them beyond is

@@ -127,24 +127,30 @@ def attend_by_products(
     """
     if window is not None and window < keys.shape[1]:
         return _attend_in_window(attend_by_products, queries, keys, values, scale, window)
+    n_tokens, n_held = queries.shape[1], keys.shape[1]
+    group = queries.shape[0] // keys.shape[0]
+    tile = max(1, min(TILE_ROWS, TILE_SCORES // n_held) // group)
+    if n_tokens <= tile:
+        return _products(queries, keys, values, scale)
+    n_past = n_held - n_tokens
+    tiles = [
+        _products(part, keys[:, : n_past + end], values[:, : n_past + end], scale)
+        for part, end in zip(queries.split(tile, 1), [*range(tile, n_tokens, tile), n_tokens], strict=True)
+    ]
+    return torch.cat(tiles, 1)
+
+
+def _products(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     n_kv_heads, n_held, head_dim = keys.shape
     n_heads, n_tokens, _ = queries.shape
-    group = n_heads // n_kv_heads
-    grouped = (queries * scale).reshape(n_kv_heads, group, n_tokens, head_dim)
-    tile = max(1, min(TILE_ROWS, TILE_SCORES // n_held) // group)
-    tiles = []
-    for start in range(0, n_tokens, tile):
-        end = min(start + tile, n_tokens)
-        seen = n_held - n_tokens + end
-        mask = _causal(end - start, queries.dtype)
-        outputs = []
-        for rows, head_keys, head_values in zip(grouped[:, :, start:end], keys, values, strict=True):
-            scores = rows.reshape(-1, head_dim) @ head_keys[:seen].T  # [group * tile, seen]
-            if end - start > 1:
-                scores.unflatten(0, (group, -1))[:, :, seen - (end - start) :] += mask
-            outputs.append(scores.softmax(-1) @ head_values[:seen])
-        tiles.append(torch.stack(outputs).view(n_heads, end - start, head_dim))
-    return tiles[0] if len(tiles) == 1 else torch.cat(tiles, 1)
+    grouped = (queries * scale).reshape(n_kv_heads, -1, head_dim)  # [kv_heads, group * tokens, head_dim]
+    outputs = []
+    for rows, head_keys, head_values in zip(grouped.unbind(0), keys.unbind(0), values.unbind(0), strict=True):
+        scores = torch.mm(rows, head_keys.t())
+        if n_tokens > 1:
+            scores.view(-1, n_tokens, n_held)[:, :, n_held - n_tokens :] += _causal(n_tokens, queries.dtype)
+        outputs.append(torch.mm(scores.softmax(-1), head_values))
+    return torch.stack(outputs).view(n_heads, n_tokens, head_dim)
 
 
 @lru_cache(maxsize=64)

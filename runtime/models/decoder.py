@@ -140,10 +140,15 @@ class Decoder:
         queries, keys, values = heads.split((spec.n_heads, spec.n_kv_heads, spec.n_kv_heads), 1)
         if layer.query_norm is not None and layer.key_norm is not None:
             queries, keys = self._normed(queries, layer.query_norm), self._normed(keys, layer.key_norm)
-        if layer.rope is not None:
-            queries = rotate(queries, *shared.turns[layer.rope])
-            if store.keys_are_rotated:
+            if layer.rope is not None and store.keys_are_rotated:
                 keys = rotate(keys, *shared.turns[layer.rope])
+            if layer.rope is not None:
+                queries = rotate(queries, *shared.turns[layer.rope])
+        elif layer.rope is not None and store.keys_are_rotated:  # they lie side by side: at once costs half
+            both = rotate(heads[:, : spec.n_heads + spec.n_kv_heads], *shared.turns[layer.rope])
+            queries, keys = both.split((spec.n_heads, spec.n_kv_heads), 1)
+        elif layer.rope is not None:
+            queries = rotate(queries, *shared.turns[layer.rope])
         if shared.temperatures is not None:
             queries = queries * shared.temperatures
         queries = queries.transpose(0, 1)

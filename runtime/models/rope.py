@@ -24,20 +24,22 @@ class Rope:
         self._cos = self._sin = torch.empty(0)
 
     def at(self, positions: range, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [tokens, rotary_dim] for consecutive positions."""
+        """Cosines and sines [tokens, 1, rotary_dim] for consecutive positions; of the sines the first half is negative,
+        as `rotate` needs them."""
         if positions.stop > len(self._cos) or self._cos.dtype != dtype:
             self._tabulate(max(positions.stop, 2 * len(self._cos)), dtype)
         return self._cos[positions.start : positions.stop], self._sin[positions.start : positions.stop]
 
     def _tabulate(self, n_positions: int, dtype: torch.dtype) -> None:
         positions = torch.arange(n_positions, device=self._inverse_frequencies.device, dtype=torch.float32)
-        angles = torch.outer(positions, self._inverse_frequencies).repeat(1, 2)  # [positions, rotary_dim]
-        self._cos = (angles.cos() * self._scaling).to(dtype)
-        self._sin = (angles.sin() * self._scaling).to(dtype)
+        angles = torch.outer(positions, self._inverse_frequencies).unsqueeze(1)  # [positions, 1, rotary_dim / 2]
+        cos, sin = angles.cos() * self._scaling, angles.sin() * self._scaling
+        self._cos = torch.cat((cos, cos), -1).to(dtype)
+        self._sin = torch.cat((-sin, sin), -1).to(dtype)
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate [tokens, heads, head_dim] by each token's angle; `cos`, `sin` [tokens, rotary_dim].
+    """Rotate [tokens, heads, head_dim] by each token's angle; `cos`, `sin` [tokens, 1, rotary_dim] as `Rope.at` gives.
 
     What a head has beyond `rotary_dim` stays as it is.
     """
@@ -45,7 +47,7 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if rotary_dim < heads.shape[-1]:
         return torch.cat((rotate(heads[..., :rotary_dim], cos, sin), heads[..., rotary_dim:]), -1)
     first, second = heads.chunk(2, -1)
-    return heads * cos.unsqueeze(1) + torch.cat((-second, first), -1) * sin.unsqueeze(1)
+    return torch.addcmul(heads * cos, torch.cat((second, first), -1), sin)
 
 
 def stretch(n_tokens: int, config: Any, trained_context: int) -> float:
