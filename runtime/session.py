@@ -20,7 +20,7 @@ from runtime.kv.queries import AnswerQueries, Both, RecentQueries
 from runtime.kv.retrieval import RetrievalStore
 from runtime.models.load import Model
 from runtime.pacing import FixedPacing
-from runtime.prefill import prefill
+from runtime.prefill import block_length, prefill
 from runtime.prefix import common_prefix
 from runtime.scorer import Scorer
 from runtime.speculation import Tally, decode
@@ -72,7 +72,8 @@ class Session:
         observer = Both(self._recent, watched)
         try:
             self._use_threads(is_decoding=False)
-            yield from prefill(self.decoder, self._full, ids[:-1], cancel, observer)
+            block = block_length(self._target.spec.n_parameters, self.decoder.device)
+            yield from prefill(self.decoder, self._full, ids[:-1], cancel, observer, block)
             decoding = time.perf_counter()
             first_at = last_at = decoding
             self._use_threads(is_decoding=True)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads of one test hold up no other; read when torch is imported
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "PASSIVE"
+)  # waiting threads of one test hold up no other; read when torch is imported
 
 from runtime.errors import ModelDamaged, ModelNotFound
 from runtime.models.sources import default_cache_dir, locate
