@@ -35,12 +35,12 @@ class ChunkRanking:
     def best(self, n_chunks: int, end: int) -> tuple[int, ...]:
         """The `n_chunks` best of the whole chunks before position `end`, ascending, the first always among them.
 
-        Without queries the newest are best.
+        Without queries, or where no layer sees the whole text, the newest are best.
         """
         n_whole = end // self.chunk_size
         queries = self._queries.latest()
         votes = torch.arange(n_whole, dtype=torch.float32)
-        if queries:
+        if queries and self._layers:
             votes = torch.stack([self._scores(layer, queries[layer])[:n_whole] for layer in self._layers]).sum(0)
         return tuple(best_chunks(votes[None], n_chunks, 0)[0].tolist())
 

@@ -180,6 +180,7 @@ def test_layers_that_see_the_newest_tokens_alone_do_not_vote() -> None:
         query[..., axis] = 1.0
         queries.observe(layer, 199, query)
     assert ranking.best(2, 200) == (0, 15)
+    assert ChunkRanking(filled((83, 0)), queries, CHUNK, 0.5, (16, 16)).best(2, 200) == (0, 24)
 
 
 def test_without_queries_the_newest_chunks_are_best() -> None:
