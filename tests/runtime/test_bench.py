@@ -10,13 +10,14 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from runtime.bench import plot
 from runtime.bench.measure import measure, run
 from runtime.bench.peak import peak_bytes
-from runtime.bench.plan import Plan, Rival, System
+from runtime.bench.plan import SYSTEMS, Plan, Rival, System
 from runtime.bench.rivals import child, process
 from runtime.bench.rivals.process import RivalProcess, require
 from runtime.bench.rivals.rival import Answer, Done, Failed, Job, Load, Prefill
@@ -258,6 +259,27 @@ def test_systems_are_what_they_are_called() -> None:
     assert speculation_of("model-chunks", configured).draft_cache == "retrieval"
 
 
+def test_all_systems_answer_alike_over_one_prefill_and_past_the_end_of_a_turn(
+    config: EngineConfig, folder: Path, text: list[int]
+) -> None:
+    """Greedily, with another model as the draft model; no answer is shorter for an end-of-turn token in it."""
+    save_tiny(folder / "draft", "llama", seed=1, num_hidden_layers=1, vocab_size=N_TOKENS)
+    engine = assemble(replace(config, draft_model=str(folder / "draft")), lambda _: None)
+    try:
+        runner = Ours(engine, SYSTEMS, config.speculation, 500)
+        runner.prefill(text[:300])
+        expected = runner.answer("plain", text[:300], GREEDY, 200).ids
+        assert len(expected) == 200
+        for system in SYSTEMS:
+            assert runner.answer(system, text[:300], GREEDY, 200).ids == expected
+        hot = [Sampling(temperature=5, top_p=1, seed=seed) for seed in range(9)]
+        answers = [runner.answer("triforce", text[:300], sampling, 200).ids for sampling in hot]
+        assert {len(ids) for ids in answers} == {200}
+        assert any(engine.tokenizer.eos_ids & set(ids[:-1]) for ids in answers)
+    finally:
+        engine.close()
+
+
 def test_a_system_that_needs_a_draft_model_is_refused_without_one(config: EngineConfig) -> None:
     with pytest.raises(InvalidSetting, match="draft model"):
         run(replace(config, model="nowhere"), Plan(systems=("plain", "merged")), GREEDY)
@@ -320,10 +342,12 @@ def test_levels_are_summed_by_name() -> None:
     assert summed([(full,), (full, lookup)]) == (LevelStats("full", 8, 6, 4), lookup)
 
 
-def test_peak_memory_counts_what_was_given_back(engine: Engine) -> None:
-    before = peak_bytes()
-    torch.ones(40_000_000).sum()
-    assert peak_bytes() - before > 100_000_000 or before > 1_000_000_000
+def test_peak_memory_counts_what_was_given_back() -> None:
+    process, held = psutil.Process(), torch.ones(40_000_000)
+    most = process.memory_info().rss
+    del held
+    assert most < peak_bytes() + 2**20  # Linux counts in steps of some pages a thread
+    assert process.memory_info().rss < most - 100_000_000
 
 
 @needs("matplotlib")
@@ -400,21 +424,18 @@ def ours(engine: Engine, n_tokens: int) -> Ours:
     return Ours(engine, ("plain", "triforce"), Speculation(), n_tokens)
 
 
-@pytest.mark.parametrize(("n_prompt", "factor"), [(200, 1.0), (560, 1.5)])
-def test_transformers_says_what_we_say(
-    engine: Engine, folder: Path, text: list[int], n_prompt: int, factor: float
-) -> None:
-    """Greedy in float32, within the trained 512 tokens and stretched beyond; the prompt is asked twice."""
-    rival = RivalProcess("transformers", replace(JOB, path=folder / "model", yarn_factor=factor))
+def test_transformers_says_what_we_say(engine: Engine, folder: Path, text: list[int]) -> None:
+    """Greedy in float32 beyond the trained 512 tokens, as far stretched as ours; the prompt is asked twice."""
+    rival = RivalProcess("transformers", replace(JOB, path=folder / "model", yarn_factor=1.5))
     try:
-        mine = ours(engine, n_prompt + 24)
+        mine = ours(engine, 584)
         for runner in (mine, rival):
-            assert runner.prefill(text[:n_prompt]) > 0
-        expected = mine.answer("plain", text[:n_prompt], GREEDY, 24).ids
+            assert runner.prefill(text[:560]) > 0
+        expected = mine.answer("plain", text[:560], GREEDY, 24).ids
         assert len(expected) == 24
         for _ in range(2):
-            assert rival.answer("transformers", text[:n_prompt], GREEDY, 24).ids == expected
-        assert len(rival.answer("transformers", text[:n_prompt], Sampling(seed=1), 24).ids) == 24
+            assert rival.answer("transformers", text[:560], GREEDY, 24).ids == expected
+        assert len(rival.answer("transformers", text[:560], Sampling(seed=1), 24).ids) == 24
         assert rival.peak_bytes() > 10_000_000
     finally:
         rival.close()
@@ -423,7 +444,8 @@ def test_transformers_says_what_we_say(
 @needs("llama_cpp")
 @pytest.mark.parametrize(("n_prompt", "factor"), [(200, 1.0), (560, 1.5)])
 def test_llama_cpp_says_what_we_say(folder: Path, text: list[int], n_prompt: int, factor: float) -> None:
-    """As above, over the same weights as a GGUF file; its cache is float16, so the first tokens alone."""
+    """Greedy over the same weights as a GGUF file, within the trained 512 tokens and beyond; its cache is float16, so
+    the first tokens alone."""
     path = folder / "model.gguf"
     write_gguf(path, tiny_model("llama", vocab_size=N_TOKENS))
     config = EngineConfig(folder / "cache", str(path), context=1024, device="cpu", dtype="float32", threads=1)

@@ -2,7 +2,8 @@
 
 Flash attention is on and the KV cache is float16, as llama.cpp's own programs have it. So is the order of its samplers
 but for one thing: tokens are cut off after the temperature is applied, as ours are. Where no top-k is asked for, its
-own default of 40 is set before top-p, which would sort the whole vocabulary at each token without it.
+own default of 40 is set before top-p, which would sort the whole vocabulary at each token without it. Penalties are
+left out.
 """
 
 from collections.abc import Sequence
