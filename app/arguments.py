@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from app.benching import add_options, plan_of
 from app.errors import WrongUsage
 from app.naming import shown
+from runtime.bench import Plan
 
 _DESCRIPTION = "Ask questions of whole documents, on your own machine."
 _EPILOG = (
@@ -75,10 +77,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Measure plain decoding against speculation at `contexts`; write rows to `json_path`."""
+    """Measure what `plan` says."""
 
-    contexts: tuple[int, ...]
-    json_path: Path | None
+    plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ def parse(argv: list[str], version: str) -> tuple[Command, dict[str, str]]:
     if given.command == "ask":
         return _ask([*given.files, *rest], given), settings
     if given.command == "bench":
-        return Bench(_contexts(given.contexts), _new_file(given.json)), settings
+        return Bench(plan_of(given)), settings
     if given.command == "models":
         return Models(given.json), settings
     if given.command == "verify":
@@ -136,29 +137,10 @@ def _ask(files: list[str], given: argparse.Namespace) -> Ask:
     return Ask(tuple(map(Path, files)), tuple(given.question), given.pages, given.json)
 
 
-def _contexts(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
-        raise WrongUsage(
-            f"--contexts is “{shown(text)}”, which is not a list of lengths.", "Write it like 1024,4096,8192."
-        )
-    return tuple(int(part) for part in parts)
-
-
 def _n_prompts(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise WrongUsage(f"--prompts is “{shown(text)}”, which is no number of prompts.", "Write it like 4.")
     return int(text)
-
-
-def _new_file(text: str | None) -> Path | None:
-    """A place to write to, checked now: a bench runs for minutes before it writes."""
-    if text is None:
-        return None
-    path = Path(text)
-    if not text or path.is_dir() or not path.absolute().parent.is_dir():
-        raise WrongUsage(f"--json is “{shown(text)}”, where no file can be written.", "Name a file in a folder.")
-    return path
 
 
 def _parser(version: str) -> _Parser:
@@ -202,13 +184,12 @@ def _parser(version: str) -> _Parser:
 
     bench = commands.add_parser(
         "bench",
-        usage="fullread bench [--contexts N,N] [--json FILE] [OPTION ...]",
+        usage="fullread bench [--contexts N,N] [--against NAME,NAME] [--json FILE] [--plot FILE] [OPTION ...]",
         help="measure speed on this machine",
         parents=[common],
         allow_abbrev=False,
     )
-    bench.add_argument("--contexts", default="1024,4096,8192", metavar="N,N", help="prompt lengths in tokens")
-    bench.add_argument("--json", metavar="FILE", help="write the rows as JSON")
+    add_options(bench)
 
     models = commands.add_parser(
         "models",

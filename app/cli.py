@@ -51,9 +51,9 @@ def _run(argv: list[str]) -> int:
 
             return ask(command, settings, open_assistant, (sys.stdin, sys.stdout, sys.stderr))
         case arguments.Bench():
-            from runtime import bench
+            from runtime.bench.measure import run
 
-            bench.run(settings.engine_config(), command.contexts, command.json_path, settings.sampling())
+            run(settings.engine_config(), command.plan, settings.sampling())
             return 0
         case arguments.Models():
             from app.models import list_models

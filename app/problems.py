@@ -152,6 +152,14 @@ def _explain_answering(error: answering.EngineError) -> Problem:
                 f"This machine has no device {shown(device)} that can be used; found: {_reason(found)}.",
                 "Leave the device to auto.",
             )
+        case answering.ExtraMissing(what=what, package=package, extra=extra):
+            return Problem(
+                f"{shown(what)} needs the package {shown(package)}, which is not installed.",
+                f"Install it with “python launch.py setup --extra {extra}” (in your own environment: pip install "
+                f'".[{extra}]"), then try again.',
+            )
+        case answering.RivalFailed(rival=rival, reason=reason):
+            return Problem(f"{shown(rival)} stopped: {_reason(reason)}.", "Leave it out of --against.")
         case _:
             return Problem("The model could not answer.", "Start again, or choose another model.")
 

@@ -83,3 +83,19 @@ class NoSuchDevice(EngineError):
     def __init__(self, device: str, found: str) -> None:
         super().__init__(device, found)
         self.device, self.found = device, found
+
+
+class ExtraMissing(EngineError):
+    """`what` was asked for and needs `package`, which is not installed; the project's `extra` brings it."""
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(what, package, extra)
+        self.what, self.package, self.extra = what, package, extra
+
+
+class RivalFailed(EngineError):
+    """Another implementation that is measured beside ours stopped, or cannot run the model."""
+
+    def __init__(self, rival: str, reason: str) -> None:
+        super().__init__(rival, reason)
+        self.rival, self.reason = rival, reason

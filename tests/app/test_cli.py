@@ -16,6 +16,7 @@ from app.cli import main, version
 from app.errors import WrongUsage
 from app.library import Library
 from app.settings import Settings
+from runtime.bench import Plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,6 +62,8 @@ def run(tmp_path):
         (["verify", "--prompts", "0"], "--prompts is “0”"),
         (["verify", "--prompts", "many"], "Write it like 4."),
         (["verify", "paper.pdf"], "paper.pdf"),
+        (["bench", "--plot", "no/such/plot.png"], "--plot"),
+        (["bench", "--tasks", "quote,quote"], "each once"),
         (["--serve", "--host", "0.0.0.0"], "--api-key"),
         (["--port", "http"], "--port"),
     ],
@@ -128,20 +131,41 @@ def test_files_and_questions_may_be_mixed():
 
 
 def test_commands():
-    """No command opens the page; --serve does not open the browser; bench and verify have options of their own."""
+    """No command opens the page; --serve does not open the browser; verify has options of its own."""
     assert arguments.parse([], "1") == (arguments.OpenPage(True), {})
     assert arguments.parse(["--serve", "--port", "0"], "1") == (arguments.OpenPage(False), {"port": "0"})
-    assert arguments.parse(["bench", "--contexts", "64, 128", "--json", "rows.json"], "1") == (
-        arguments.Bench((64, 128), Path("rows.json")),
-        {},
-    )
     assert arguments.parse(["verify"], "1") == (arguments.Verify(4, False), {})
     assert arguments.parse(["verify", "--json", "--model", "m", "--prompts", "2"], "1") == (
         arguments.Verify(2, True),
         {"model": "m"},
     )
-    with pytest.raises(WrongUsage):
-        arguments.parse(["bench", "--contexts", "0"], "1")
+
+
+def test_a_bench_is_planned_by_its_options():
+    """Lists between commas, numbers, files; what is not said is the plan's own."""
+    assert arguments.parse(["bench", "--contexts", "64, 128"], "1") == (arguments.Bench(Plan((64, 128))), {})
+    words = "--tasks repeat --systems plain,lookup --against llama.cpp,transformers --temperatures 0,0.6 --prompts 1"
+    words += f" --seeds 3 --answer-tokens 32 --json rows.json --plot plot.png --files {__file__}"
+    expected = Plan(
+        tasks=("repeat",),
+        systems=("plain", "lookup"),
+        against=("llama.cpp", "transformers"),
+        temperatures=(0, 0.6),
+        n_prompts=1,
+        n_seeds=3,
+        answer_tokens=32,
+        files=(Path(__file__),),
+        json_path=Path("rows.json"),
+        plot_path=Path("plot.png"),
+    )
+    assert arguments.parse(["bench", *words.split(), "--temperature", "1"], "1") == (
+        arguments.Bench(expected),
+        {"temperature": "1"},
+    )
+    for wrong in ("contexts 0", "tasks sing", "prompts 1,2", "temperatures hot", "against ollama", "files gone"):
+        option, value = wrong.split()
+        with pytest.raises(WrongUsage, match=value):
+            arguments.parse(["bench", f"--{option}", value], "1")
 
 
 @pytest.fixture
