@@ -84,7 +84,7 @@ def _sampled(report: Report) -> list[str]:
     for number, each in enumerate(report.sampled, 1):
         full, retrieval = each.levels
         lines += [
-            f"Sampled (prompt {number}, {full.rounds:,} first tokens): {each.distance:.4f} away from the model's own "
+            f"Sampled (place {number}, {full.rounds:,} first tokens): {each.distance:.4f} away from the model's own "
             f"distribution; allowed are {each.bound:.4f}.",
             f"  Of {full.proposed:,} tokens drafted over the retrieval cache {full.accepted:,} were accepted; "
             f"of {retrieval.proposed:,} found by lookup for it, {retrieval.accepted:,}.",

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -34,15 +33,16 @@ from runtime.stats import LevelStats
 PROMPT_TOKENS = 400
 ANSWER_TOKENS = 64
 CONTEXT = PROMPT_TOKENS + ANSWER_TOKENS
-SAMPLED_PROMPTS = 2
+LOOKED_AT, SAMPLED_PROMPTS = 4, 2  # prompts in which a place to sample at is looked for; the best of them are taken
 ROUNDS = 10_000
 DELTA = 1e-6  # how often chance alone makes a right decoder fail, for each prompt that is sampled after
 OUTCOMES = 9  # the eight most probable tokens, and all others as one
-CANDIDATES = 96  # places within a prompt from which the one to sample at is chosen
+CANDIDATES, TRIED = 96, 8  # places within a prompt that are looked at, and those that are looked at closely
 MATCH = 3  # tokens of a match of lookup
 # The budget is far below the prompt, so that the retrieval cache is a part of the full one and is wrong now and then.
 SMALL = Speculation(gamma=4, inner_gamma=2, budget=96, chunk_size=8)
 SAMPLED_GAMMA, SAMPLED_INNER_GAMMA = 2, 1
+SAMPLED_TOP_K = 16  # of so few tokens drafts are soon the same again, and a pass is computed once
 REMEMBERED_BYTES = 2**28
 
 Say = Callable[[str], None]
@@ -113,11 +113,13 @@ def check(engine: Engine, speculation: Speculation, sampling: Sampling, n_prompt
     ordered = sorted(differences, key=lambda each: (each.prompt, each.position))
     near_ties = tuple(each for each in ordered if each.gap <= near_tie)
     wrong = tuple(each for each in ordered if each.gap > near_tie)
-    drawn = replace(sampling, temperature=sampling.temperature or 1.0)
-    sampled = []
-    for number, ids in enumerate(prompts[:SAMPLED_PROMPTS], 1):
-        say(f"sampled: prompt {number} of {min(n_prompts, SAMPLED_PROMPTS)}")
-        sampled.append(_sampled(session, ids, drawn, number, say))
+    top_k = min(sampling.top_k or SAMPLED_TOP_K, SAMPLED_TOP_K)
+    drawn = replace(sampling, temperature=sampling.temperature or 1.0, top_k=top_k)
+    say("sampled: looking for places where drafts are now accepted and now rejected")
+    places = sorted((_uncertain_place(session, ids, drawn) for ids in prompts[:LOOKED_AT]), reverse=True)
+    sampled = [
+        _sampled(session, list(ids), drawn, number, say) for number, (_, ids) in enumerate(places[:SAMPLED_PROMPTS], 1)
+    ]
     return Report(n_prompts, greedy_equal, near_ties, wrong, near_tie, tuple(sampled))
 
 
@@ -174,7 +176,6 @@ class _RememberingScorer(Scorer):
 
 def _sampled(session: Session, ids: list[int], sampling: Sampling, seed: int, say: Say) -> Sampled:
     """The first tokens of many rounds at one place, against the distribution that plain decoding draws from there."""
-    ids = ids[: _uncertain_place(session, ids, sampling)]
     full, retrieval = session.caches(ids)
     before = len(ids) - 1
     plain_logits = session.decoder.forward(torch.tensor(ids[before:], device=session.decoder.device), full)
@@ -189,8 +190,8 @@ def _sampled(session: Session, ids: list[int], sampling: Sampling, seed: int, sa
     drafter = SpeculativeDrafter("retrieval", middle, LookupDrafter(ids, MATCH), SAMPLED_INNER_GAMMA, choices)
     counts, tally, rounding = [0] * OUTCOMES, Tally("full"), 0.0
     for number in range(ROUNDS):
-        if number % 1000 == 0:
-            say(f"sampled: prompt {seed}, {number:,} of {ROUNDS:,} rounds")
+        if number % 2000 == 0:
+            say(f"sampled: place {seed}, {number:,} of {ROUNDS:,} rounds")
         result = speculate(target, drafter, list(ids), SAMPLED_GAMMA, choices)
         target.trim(before)
         drafter.trim(before)
@@ -213,28 +214,40 @@ def _law(logits: Tensor, sampling: Sampling, ids: Sequence[int]) -> Tensor:
     return probabilities(logits, sampling, SeenTokens(sampling, len(ids)).before(ids, (), 0, logits))[0]
 
 
-def _uncertain_place(session: Session, ids: list[int], sampling: Sampling) -> int:
-    """A length of the prompt where lookup finds something that the target takes about half of the time."""
+Worth = tuple[float, float]  # how uncertain it is whether drafts of both levels, and of the upper, are accepted
+
+
+def _uncertain_place(session: Session, ids: list[int], sampling: Sampling) -> tuple[Worth, tuple[int, ...]]:
+    """The beginning of `ids` after which drafts of both levels are now accepted and now rejected, and its worth."""
     start = len(ids) - CANDIDATES
     full, _ = session.caches(ids[:start])
     scorer = Scorer(session.decoder, full, sampling, answer_start=start)
     rows = scorer.score(ids[:start], ids[start:])
     scorer.trim(start - 1)
 
-    def worth(length: int) -> tuple[float, float]:
-        row = rows[length - start]
-        found = _continuation(ids[:length])
-        chance = 0.0 if found is None else float(row[found])
-        return chance * (1 - chance), 1 - float(row.square().sum())
+    def lookup_chance(length: int, row: Tensor) -> float:
+        """How probable `row` [vocab] holds what lookup finds."""
+        found = LookupDrafter(ids[:length], MATCH).propose(ids[:length], 1).tokens
+        return float(row[found[0]]) if found else 0.0
 
-    return max(range(start, len(ids) + 1), key=worth)
+    def worth(length: int) -> Worth:
+        _, retrieval = session.caches(ids[:length])
+        middle = Scorer(session.decoder, retrieval, sampling, answer_start=length)
+        row = middle.score(ids[:length])[0]
+        middle.trim(length - 1)
+        accepted = _spread(float(torch.minimum(row, rows[length - start]).sum()))
+        return accepted * _spread(lookup_chance(length, row)), accepted
+
+    def promise(length: int) -> float:
+        return _spread(lookup_chance(length, rows[length - start]))
+
+    tried = sorted(range(start, len(ids) + 1), key=promise)[-TRIED:]
+    return max((worth(length), tuple(ids[:length])) for length in tried)
 
 
-def _continuation(ids: Sequence[int]) -> int | None:
-    """The token after the newest earlier occurrence of the last tokens."""
-    newest = list(ids[-MATCH:])
-    ends = (end for end in range(len(ids) - 1, MATCH - 1, -1) if list(ids[end - MATCH : end]) == newest)
-    return next((ids[end] for end in islice(ends, 1)), None)
+def _spread(chance: float) -> float:
+    """Largest where the chance is one half, 0 where it is none or certain."""
+    return chance * (1 - chance)
 
 
 def chance_bound(n_draws: int, n_outcomes: int, delta: float) -> float:

@@ -151,8 +151,11 @@ class Session:
 
     def caches(self, ids: Sequence[int]) -> tuple[FullStore, RetrievalStore]:
         """Full and retrieval cache after all of `ids` but the last, for checks. What a check puts into them beyond is
-        for it to trim; the session itself goes by its own tokens."""
-        self._cut(min(common_prefix(self.tokens, ids), len(ids) - 1))
+        for it to trim; the session itself goes by its own tokens.
+
+        The newest tokens are fed again even if they are held: chunks are chosen for their queries, not older ones.
+        """
+        self._cut(max(0, min(common_prefix(self.tokens, ids), len(ids) - 1 - QUESTION_TOKENS)))
         for _ in prefill(self.decoder, self._full, ids[:-1], threading.Event(), self._recent):
             pass
         self.tokens = list(ids[:-1])

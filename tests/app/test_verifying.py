@@ -50,7 +50,7 @@ def test_a_good_decoder_is_status_0_and_json_has_its_keys_alone(verify, capsys) 
     assert (record["ok"], record["greedy_equal"], record["near_ties"], record["prompts"]) == (True, True, [], 2)
     assert 0 <= record["sampled_distance"] < record["bound"] < 0.2
     assert "greedy: prompt 2 of 2" in err
-    assert "sampled: prompt 2, 0 of 600 rounds" in err
+    assert "sampled: place 2, 0 of 600 rounds" in err
 
 
 def test_a_broken_rule_is_status_1_and_said_in_words(verify, capsys, monkeypatch: pytest.MonkeyPatch) -> None:

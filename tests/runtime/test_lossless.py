@@ -18,7 +18,7 @@ from runtime.verify import Verdict
 from tests.runtime.tiny import save_tiny
 
 ROUNDS = 1500
-SAMPLED = Sampling(1.0, 24, 0.95)
+SAMPLED = Sampling(1.0, top_p=0.95)
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def _few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lossless, "ROUNDS", ROUNDS)
     monkeypatch.setattr(lossless, "ANSWER_TOKENS", 24)
+    monkeypatch.setattr(lossless, "SAMPLED_TOP_K", 64)  # random weights agree on the first few less than real ones
 
 
 def report_of(engine: Engine, sampling: Sampling = SAMPLED, n_prompts: int = 1) -> Report:
@@ -43,7 +44,7 @@ def report_of(engine: Engine, sampling: Sampling = SAMPLED, n_prompts: int = 1) 
 
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(1.0, top_p=0.95), Sampling(0.0), Sampling(0.9, repetition_penalty=1.2, presence_penalty=0.5)],
+    [SAMPLED, Sampling(0.0), Sampling(1.0, top_p=0.95, presence_penalty=0.5, frequency_penalty=0.5)],
     ids=["sampled", "greedy", "penalties"],
 )
 def test_a_right_decoder_passes(engine: Engine, sampling: Sampling) -> None:
