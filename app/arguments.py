@@ -27,7 +27,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "speculation": {
         "gamma": ("N", "tokens drafted for one pass of the model"),
-        "budget": ("TOKENS", "size of the retrieval cache"),
+        "budget": ("TOKENS", "size of the retrieval cache (a sixteenth of the prompt, 1024 to 4096)"),
         "chunk_size": ("TOKENS", "tokens the retrieval cache scores together"),
         "retrieval": ("on|off", "draft with the model itself over that cache (on)"),
         "drafter": ("NAME", "what drafts below it: none, lookup, model or merged (auto)"),

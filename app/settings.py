@@ -42,7 +42,7 @@ class Settings:
     dtype: DtypeChoice = "auto"
     threads: int | None = None
     gamma: int = _SPECULATION.gamma
-    budget: int = _SPECULATION.budget
+    budget: int | None = _SPECULATION.budget
     chunk_size: int = _SPECULATION.chunk_size
     retrieval: bool = _SPECULATION.retrieval
     drafter: DrafterChoice = _SPECULATION.drafter

@@ -72,8 +72,8 @@ class Speculation:
     """The hierarchy. `gamma` tokens are drafted per target pass, `inner_gamma` per retrieval pass; where lookup finds
     a long passage being copied it may draft up to `LONGEST_DRAFT` for the target.
 
-    `budget` = tokens per layer and KV head in the retrieval cache, in chunks of `chunk_size`; `sinks` + `window`
-    bound the draft model's cache. `enabled` False is plain decoding.
+    `budget` = tokens per layer and KV head in the retrieval cache, in chunks of `chunk_size`, None as many as suit the
+    prompt; `sinks` + `window` bound the draft model's cache. `enabled` False is plain decoding.
 
     `retrieval` False leaves the retrieval level out. `drafter` is what drafts below it, or for the full cache without
     it; "merged" is lookup where it finds a long match, else the draft model, and "auto" is that where there is a
@@ -83,7 +83,7 @@ class Speculation:
 
     gamma: int = 6
     inner_gamma: int = 2
-    budget: int = 1024
+    budget: int | None = None
     chunk_size: int = 8
     sinks: int = 16
     window: int = 240
@@ -96,11 +96,17 @@ class Speculation:
         _require(0 <= self.gamma <= LONGEST_DRAFT, "gamma", self.gamma, f"0 to {LONGEST_DRAFT}")
         _require(0 <= self.inner_gamma <= LONGEST_DRAFT, "inner-gamma", self.inner_gamma, f"0 to {LONGEST_DRAFT}")
         _require(1 <= self.chunk_size <= 4096, "chunk-size", self.chunk_size, "1 to 4096")
-        _require(self.budget >= 2 * self.chunk_size, "budget", self.budget, "at least two chunks")
+        has_chunks = self.budget is None or self.budget >= 2 * self.chunk_size
+        _require(has_chunks, "budget", self.budget, "at least two chunks")
         _require(self.sinks >= 0 and self.window >= 1, "window", self.window, "at least 1")
         _require(self.drafter in get_args(DrafterChoice), "drafter", self.drafter, ", ".join(get_args(DrafterChoice)))
         caches = get_args(DraftCacheChoice)
         _require(self.draft_cache in caches, "draft-cache", self.draft_cache, " or ".join(caches))
+
+    def budget_for(self, n_tokens: int) -> int:
+        """The budget for a sequence of `n_tokens`. Of the starter's 32,768, 2,048 drafted best; of 16,384, 1,024 and
+        2,048 alike; TriForce takes 4,096 of 122,880 (arXiv 2404.11912, figure 6)."""
+        return self.budget or max(1024, self.chunk_size * 2, min(4096, n_tokens // 16))
 
     def chosen_drafter(self, has_draft_model: bool) -> DrafterChoice:
         """What "auto" stands for; raises `InvalidSetting` for a drafter that needs a draft model without one."""

@@ -100,7 +100,7 @@ def compose(
 def level_costs(target: Model, draft: Model | None, speculation: Speculation, n_tokens: int) -> LevelCosts:
     """For a sequence of `n_tokens`: by the passes measured for a model, else from its size."""
     return LevelCosts(
-        retrieval=retrieval_costs(target, n_tokens, speculation.budget),
+        retrieval=retrieval_costs(target, n_tokens, speculation.budget_for(n_tokens)),
         model=_model_costs(target, draft or target, speculation, n_tokens),
         lookup=_costs(target.passes, n_tokens, 0.0),
     )

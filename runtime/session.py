@@ -175,7 +175,7 @@ class Session:
 
     def _chosen_retrieval(self) -> RetrievalStore:
         if self._retrieval is None:
-            budget, chunk_size = self.speculation.budget, self.speculation.chunk_size
+            budget, chunk_size = self.speculation.budget_for(self.n_tokens), self.speculation.chunk_size
             spec = self._target.spec
             self._retrieval = RetrievalStore(
                 self._full, self._recent, budget, chunk_size, spec.attention_scale, windows=spec.windows
