@@ -221,7 +221,7 @@ def _uncertain_place(session: Session, ids: list[int], sampling: Sampling) -> tu
     """The beginning of `ids` after which drafts of both levels are now accepted and now rejected, and its worth."""
     start = len(ids) - CANDIDATES
     full, _ = session.caches(ids[:start])
-    scorer = Scorer(session.decoder, full, sampling, answer_start=start)
+    scorer = Scorer(session.decoder, full, sampling, answer_start=len(ids))
     rows = scorer.score(ids[:start], ids[start:])
     scorer.trim(start - 1)
 
