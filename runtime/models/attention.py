@@ -13,6 +13,7 @@ from torch import Tensor
 MASKED_ROWS = 256  # up to so many query rows a KV head, own keys are masked densely instead of in a causal kernel
 SPLIT = 512  # the past is cut into parts of at least so many tokens, to occupy all cores
 MOST_PARTS = 8
+MIXED_IN_SPLITS = 4096  # from so many tokens on, several threads mix the values of one head
 TILE_ROWS = 256  # query rows whose scores are computed by one product,
 TILE_SCORES = 1 << 22  # and how many scores that may be, so that they stay in the processor's cache
 
@@ -129,7 +130,7 @@ def attend_by_products(
         return _attend_in_window(attend_by_products, queries, keys, values, scale, window)
     n_tokens, n_held = queries.shape[1], keys.shape[1]
     group = queries.shape[0] // keys.shape[0]
-    tile = max(1, min(TILE_ROWS, TILE_SCORES // n_held) // group)
+    tile = max(1, min(TILE_ROWS, TILE_SCORES // n_held // keys.shape[0]) // group)
     if n_tokens <= tile:
         return _products(queries, keys, values, scale)
     n_past = n_held - n_tokens
@@ -144,13 +145,33 @@ def _products(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Te
     n_kv_heads, n_held, head_dim = keys.shape
     n_heads, n_tokens, _ = queries.shape
     grouped = (queries * scale).reshape(n_kv_heads, -1, head_dim)  # [kv_heads, group * tokens, head_dim]
-    outputs = []
-    for rows, head_keys, head_values in zip(grouped.unbind(0), keys.unbind(0), values.unbind(0), strict=True):
-        scores = torch.mm(rows, head_keys.t())
-        if n_tokens > 1:
-            scores.view(-1, n_tokens, n_held)[:, :, n_held - n_tokens :] += _causal(n_tokens, queries.dtype)
-        outputs.append(torch.mm(scores.softmax(-1), head_values))
-    return torch.stack(outputs).view(n_heads, n_tokens, head_dim)
+    scores = queries.new_empty(n_kv_heads, grouped.shape[1], n_held)
+    for rows, head_keys, out in zip(grouped.unbind(0), keys.unbind(0), scores.unbind(0), strict=True):
+        torch.mm(rows, head_keys.t(), out=out)
+    if n_tokens > 1:
+        own = scores.view(n_kv_heads, -1, n_tokens, n_held)[..., n_held - n_tokens :]
+        own += _causal(n_tokens, queries.dtype)
+    weights = scores.softmax(-1)
+    if n_held >= MIXED_IN_SPLITS and torch.get_num_threads() > 1:
+        return _mixed_in_splits(weights, values).view(n_heads, n_tokens, head_dim)
+    output = torch.empty_like(grouped)
+    for rows, head_values, out in zip(weights.unbind(0), values.unbind(0), output.unbind(0), strict=True):
+        torch.mm(rows, head_values, out=out)
+    return output.view(n_heads, n_tokens, head_dim)
+
+
+def _mixed_in_splits(weights: Tensor, values: Tensor) -> Tensor:
+    """`weights` [kv_heads, rows, held] times `values`, [kv_heads, rows, head_dim], in splits that several threads
+    share: the product for a few rows runs along `held`, which PyTorch leaves to one thread."""
+    n_kv_heads, n_held, head_dim = values.shape
+    n_splits = n_held // SPLIT
+    cut = n_splits * SPLIT
+    parts = values.new_empty(n_kv_heads, n_splits + 1, weights.shape[1], head_dim)
+    for rows, head_values, out in zip(weights.unbind(0), values.unbind(0), parts.unbind(0), strict=True):
+        in_splits = rows[:, :cut].unflatten(1, (n_splits, SPLIT)).transpose(0, 1)
+        torch.bmm(in_splits, head_values[:cut].view(n_splits, SPLIT, head_dim), out=out[:n_splits])
+        torch.mm(rows[:, cut:], head_values[cut:], out=out[n_splits])  # zeros where nothing is left
+    return parts.sum(1, dtype=torch.float32).to(values.dtype)
 
 
 @lru_cache(maxsize=64)
