@@ -3,6 +3,7 @@
 import json
 import statistics
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -27,6 +28,9 @@ from runtime.models.rope import rope_kind, stretch
 from runtime.models.sources import locate
 
 WARM_PROMPT_TOKENS, WARM_ANSWER_TOKENS = 64, 4
+# Between an untimed token and the timed answer. A session decodes with as many threads as find a core to themselves, by
+# what other processes did since it last looked: until then that is the rival which has just answered.
+SETTLE_SECONDS = 0.15
 
 _T = TypeVar("_T")
 Start = Callable[[Rival, int], Runner]  # a rival for sequences of up to so many tokens; may raise `RivalFailed`
@@ -122,6 +126,8 @@ def _compare(
         answers = product(by_task.items(), chains, plan.seeds)
         for turn, ((task, ids), chain, seed) in enumerate(answers, start=number):
             for runner, system in _from(turn, contestants):
+                runner.answer(system, ids, replace(chain, seed=0), 1)
+                time.sleep(SETTLE_SECONDS)
                 timed = runner.answer(system, ids, replace(chain, seed=seed), plan.answer_tokens)
                 sample = Sample(timed.tokens_per_second, timed.levels, copied(ids, timed.ids), looped(timed.ids))
                 samples[task, chain.temperature, system].append(sample)

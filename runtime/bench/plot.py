@@ -30,7 +30,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     contexts = sorted({row.context for row in rows})
     size = (PANEL_WIDTH * len(tasks), PANEL_HEIGHT * len(temperatures) + 0.6)
     figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(len(temperatures), len(tasks), squeeze=False, sharex=True, sharey=True)
+    panels = figure.subplots(len(temperatures), len(tasks), squeeze=False, sharex=True, sharey="col")
     for i, temperature in enumerate(temperatures):
         for j, task in enumerate(tasks):
             panel = panels[i][j]
@@ -46,7 +46,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             panel.set_xticks(contexts, [f"{context:,}" for context in contexts], fontsize=8)
             panel.minorticks_off()
             panel.grid(alpha=0.3)
-    panels[0][0].set_ylim(0, 1.05 * max(row.tokens_per_second for row in rows))  # for all: they share it
+    for panel in panels[0]:
+        panel.set_ylim(bottom=0)  # for its column, and after all is drawn: it fixes the top as well
     figure.supxlabel("context in tokens", fontsize=10)
     figure.supylabel("tokens per second", fontsize=10)
     lines, names = panels[0][0].get_legend_handles_labels()

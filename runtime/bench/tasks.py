@@ -35,16 +35,17 @@ def prompts(tokenizer: Tokenizer, text: Sequence[int], plan: Plan) -> dict[Task,
     """The planned tasks' prompts over one document, each as long as its ids `text` and equal up to its own end.
 
     `continue` goes on with the document, `question` asks about all of it, `quote` asks for a passage of it by its first
-    words. `repeat` is the copying task: it gives a passage of the document once more, up to `MOST_COPIES` times in at
-    most a quarter of the prompt, and then its beginning, which even a model that follows no instruction continues with
-    the rest. Raises `InvalidSetting` where the text is too short for that.
+    words. `repeat` is the copying task: it gives a passage of the document once more, as often as there is
+    room, at most `MOST_COPIES` times, and then its beginning, which even a model that follows no instruction continues
+    with the rest. Raises `InvalidSetting` where the text is too short for that.
     """
     frame = tokenizer.chat_frame(SYSTEM)
     start = passage_start(tokenizer, text)
     passage = text[start : start + LEAD_TOKENS + plan.answer_tokens]
     quoted = " ".join(tokenizer.decode(passage[:QUOTED_TOKENS]).split())
     heading = tokenizer.encode(REPEAT)
-    n_copies = min(MOST_COPIES, len(text) // 4 // len([*heading, *passage]))
+    spare = len(text) - len(frame.opening) - start - len(passage) - len(heading) - LEAD_TOKENS
+    n_copies = max(0, min(MOST_COPIES, spare // (len(heading) + len(passage))))
     endings: dict[Task, list[int]] = {
         "continue": [],
         "question": [*tokenizer.encode(QUESTION), *frame.user_to_assistant],
@@ -53,7 +54,7 @@ def prompts(tokenizer: Tokenizer, text: Sequence[int], plan: Plan) -> dict[Task,
     }
     room = len(frame.opening) + max(len(endings[task]) for task in plan.tasks)
     if start + len(passage) + room > len(text):
-        least = 2 * (len(passage) + room)
+        least = (len(passage) + room) * 4 // 3 + 1
         raise InvalidSetting("contexts", len(text), f"at least {least:,} tokens, with answers of {plan.answer_tokens}")
     made = {}
     for task in plan.tasks:

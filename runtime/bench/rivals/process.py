@@ -89,6 +89,7 @@ class RivalProcess:
 
 
 def environment() -> dict[str, str]:
-    """This process's, without what Fullread set for its own threads: rivals run as their users run them."""
-    kept = {name: value for name, value in os.environ.items() if (name, value) != ("OMP_WAIT_POLICY", "PASSIVE")}
+    """This process's, without what says how OpenMP's threads wait: Fullread sets that for its own, and rivals run as
+    their users run them."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), kept.get("PYTHONPATH"))))}
