@@ -89,5 +89,7 @@ def _sampled(report: Report) -> list[str]:
             f"  Of {full.proposed:,} tokens drafted over the retrieval cache {full.accepted:,} were accepted; "
             f"of {retrieval.proposed:,} found by lookup for it, {retrieval.accepted:,}.",
         ]
+        if full.accepted in (0, full.proposed):
+            lines.append("  Drafts were all accepted or all rejected there, which puts little to the test.")
     alarm = f"{1 / lossless.DELTA:,.0f}"
     return [*lines, f"A right decoder exceeds what is allowed less than once in {alarm} such checks."]

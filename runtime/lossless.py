@@ -94,6 +94,7 @@ def check(engine: Engine, speculation: Speculation, sampling: Sampling, n_prompt
     """Compare after `n_prompts` prompts; the first of them are sampled after as well."""
     prompts = _prompts(engine, n_prompts)
     session = engine.new_session(CONTEXT)
+    session.speculation = SMALL
     session.eos_ids = frozenset()  # an early end of a turn would leave less to compare
     near_tie = NEAR_TIE[session.decoder.dtype]
     greedy = replace(sampling, temperature=0.0)
@@ -102,6 +103,7 @@ def check(engine: Engine, speculation: Speculation, sampling: Sampling, n_prompt
     differences: set[Difference] = set()
     for number, ids in enumerate(prompts, 1):
         say(f"greedy: prompt {number} of {n_prompts}")
+        session.caches(ids)  # which all ways share, so that of different answers the drafted one deviates
         plain = _answer(session, replace(SMALL, enabled=False), ids, greedy)
         for tokens in (_answer(session, given, ids, greedy), _drafted_always(session, ids, greedy)):
             if tokens != plain:

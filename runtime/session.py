@@ -153,11 +153,14 @@ class Session:
         """Full and retrieval cache after all of `ids` but the last, for checks. What a check puts into them beyond is
         for it to trim; the session itself goes by its own tokens.
 
-        The newest tokens are fed again even if they are held: chunks are chosen for their queries, not older ones.
+        The newest tokens are always fed again, in a pass of their own: chunks are chosen for their queries, and what is
+        held is bit-identical from call to call.
         """
-        self._cut(max(0, min(common_prefix(self.tokens, ids), len(ids) - 1 - QUESTION_TOKENS)))
-        for _ in prefill(self.decoder, self._full, ids[:-1], threading.Event(), self._recent):
-            pass
+        before = max(0, len(ids) - 1 - QUESTION_TOKENS)
+        self._cut(min(common_prefix(self.tokens, ids), before))
+        for n_tokens in (before, len(ids) - 1):
+            for _ in prefill(self.decoder, self._full, ids[:n_tokens], threading.Event(), self._recent):
+                pass
         self.tokens = list(ids[:-1])
         return self._full, self._chosen_retrieval()
 

@@ -77,6 +77,13 @@ def test_the_verdict_in_words() -> None:
     assert "1,000 found by lookup for it, 400" in text
 
 
+@pytest.mark.parametrize("accepted", [0, 2000])
+def test_a_check_that_put_little_to_the_test_says_so(accepted: int) -> None:
+    levels = (LevelStats("full", 1000, 2000, accepted), LEVELS[1])
+    assert "puts little to the test" in told(replace(GOOD, sampled=(Sampled(0.01, 0.03, levels),)))
+    assert "puts little to the test" not in told(GOOD)
+
+
 def test_near_ties_are_listed_with_their_gaps_and_are_no_fault() -> None:
     report = replace(GOOD, greedy_equal=False, near_ties=(TIE,))
     assert report.ok

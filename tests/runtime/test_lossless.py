@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -121,3 +122,16 @@ def test_more_prompts_than_there_is_text_for_are_refused(engine: Engine, monkeyp
     monkeypatch.setattr(lossless, "standard_library_source", lambda n: "a few words " * 200)
     with pytest.raises(InvalidSetting, match="at most"):
         report_of(engine, n_prompts=50)
+
+
+def test_what_differs_in_bfloat16_is_listed(tmp_path: Path) -> None:
+    """Whichever way rounding goes: where answers are not equal, at least one near-tie is named for it."""
+    save_tiny(tmp_path / "model", "llama", num_hidden_layers=2)
+    config = EngineConfig(tmp_path, str(tmp_path / "model"), None, lossless.CONTEXT, "cpu", "bfloat16", 1)
+    engine = assemble(config, lambda _: None)
+    try:
+        report = report_of(engine, n_prompts=3)
+    finally:
+        engine.close()
+    assert (report.ok, report.wrong) == (True, ())
+    assert bool(report.near_ties) != report.greedy_equal
