@@ -167,10 +167,15 @@ def _mixed_in_splits(weights: Tensor, values: Tensor) -> Tensor:
     n_splits = n_held // SPLIT
     cut = n_splits * SPLIT
     parts = values.new_empty(n_kv_heads, n_splits + 1, weights.shape[1], head_dim)
-    for rows, head_values, out in zip(weights.unbind(0), values.unbind(0), parts.unbind(0), strict=True):
-        in_splits = rows[:, :cut].unflatten(1, (n_splits, SPLIT)).transpose(0, 1)
-        torch.bmm(in_splits, head_values[:cut].view(n_splits, SPLIT, head_dim), out=out[:n_splits])
-        torch.mm(rows[:, cut:], head_values[cut:], out=out[n_splits])  # zeros where nothing is left
+    whole = (
+        weights[..., :cut].unflatten(2, (n_splits, SPLIT)).transpose(1, 2),
+        values[:, :cut].unflatten(1, (-1, SPLIT)),
+    )
+    for rows, head_values, out in zip(*(part.unbind(0) for part in (*whole, parts[:, :n_splits])), strict=True):
+        torch.bmm(rows, head_values, out=out)
+    rest = weights[..., cut:], values[:, cut:], parts[:, n_splits]  # zeros where nothing is left
+    for rows, head_values, out in zip(*(part.unbind(0) for part in rest), strict=True):
+        torch.mm(rows, head_values, out=out)
     return parts.sum(1, dtype=torch.float32).to(values.dtype)
 
 

@@ -19,6 +19,7 @@ from runtime.models.linear import Linear
 
 GROUP = 32  # weights under one scale
 ROWS = 16  # the kernel takes multiples of so many
+PACKED_AT_ONCE = 4096  # rows, a multiple of the kernel's largest tile: they take eight times their room on the way
 AT_ONCE = 4  # tokens a call: with five the kernel takes another path that costs more than two calls
 FEW = 24  # up to so many tokens the packed form is faster than the dense one
 
@@ -47,7 +48,8 @@ class PackedLinear(Linear):
         codes, scales, offsets = (
             torch.nn.functional.pad(part, (0, 0, 0, padding)) for part in (groups.codes, groups.scales, groups.offsets)
         )
-        self._codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.int(), 1)
+        pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+        self._codes = torch.cat([pack(part.int(), 1) for part in codes.split(PACKED_AT_ONCE)])
         # The kernel counts codes from 8: (code - 8) * scale + zero.
         zeros = offsets + 8 * scales
         self._scales = torch.stack([scales.T, zeros.T], -1).to(torch.bfloat16).contiguous()  # [groups, rows, 2]

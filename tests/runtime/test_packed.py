@@ -82,6 +82,14 @@ def test_the_packed_form_is_as_near_as_the_dense_one(kind: GGMLQuantizationType,
     assert ours.mean() < 2.5 * dense.mean()
 
 
+def test_rows_packed_a_part_at_a_time_are_the_same_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = torch.randn(3, 256, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    whole, _ = packed(GGMLQuantizationType.Q8_0, 150)
+    monkeypatch.setattr("runtime.models.packed.PACKED_AT_ONCE", 64)
+    in_parts, _ = packed(GGMLQuantizationType.Q8_0, 150)
+    assert torch.equal(whole(hidden), in_parts(hidden))
+
+
 def test_layers_one_below_the_other() -> None:
     """Queries, keys and values of one kind are one layer; a kind with other digits cannot join."""
     kinds = (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0)
