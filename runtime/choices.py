@@ -27,8 +27,8 @@ class SeededChoices:
         self._generator.manual_seed(secrets.randbits(63) if seed is None else seed)
 
     def draw(self, probs: Tensor) -> int:
-        cumulative = probs.to("cpu", torch.float64).cumsum(0)
-        point = self._uniform() * float(cumulative[-1])
+        cumulative = probs.to(torch.float64).cumsum(0)
+        point = self._uniform() * cumulative[-1:]  # on the device as well: the token is all that the host waits for
         index = int(torch.searchsorted(cumulative, point, right=True))
         if index < len(cumulative):
             return index
