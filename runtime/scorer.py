@@ -42,6 +42,17 @@ class Scorer:
         history = self._seen.before(tokens, draft, n_settled, self.logits) if self._seen else None
         return probabilities(self.logits, self._sampling, history)
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether a distribution depends on what was said other than by the model, so that it must be known."""
+        return self._seen is not None
+
+    def score_next(self, token: Tensor) -> Tensor:
+        """The distribution [1, vocab] after `token` [1], which follows all that is held and need not be known to the
+        host; only where tokens are not counted."""
+        self.logits = self._model.forward(token, self.store, n_logits=1, observer=self._observer)
+        return probabilities(self.logits, self._sampling)
+
     def trim(self, length: int) -> None:
         self.store.trim(length)
 

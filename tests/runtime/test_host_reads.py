@@ -1,7 +1,7 @@
 """What the host reads from the device while it drafts, counted on the CPU: on a GPU a read waits for the work so far.
 
-One read says which tokens of a draft stand, one which token follows; a draft model's tokens are read one by one, as
-each is needed for the next. Nothing else is read, whatever the sampling.
+One read says which tokens of a draft stand, one which token follows, and one which tokens a draft model proposes.
+Nothing else is read, but that sampling which counts tokens asks for each of them.
 """
 
 import random
@@ -87,14 +87,26 @@ class CountedChoices(SeededChoices):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self._random = random.Random(seed)
-        self.n_draws = 0
+        self.n_draws = self.n_picks = 0
 
     def draw(self, probs: Tensor) -> int:
         self.n_draws += 1
         return super().draw(probs)
 
+    def pick(self, probs: Tensor) -> Tensor:
+        self.n_picks += 1
+        return super().pick(probs)
+
     def _uniform(self) -> float:
         return self._random.random()
+
+
+class CountedDrafter(ModelDrafter):
+    n_drafts = 0
+
+    def propose(self, tokens: list[int], gamma: int) -> Draft:
+        self.n_drafts += gamma > 0
+        return super().propose(tokens, gamma)
 
 
 READS = {
@@ -162,10 +174,10 @@ def test_a_gpu_sorts_the_whole_vocabulary_at_once(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("chain", [Sampling(0.0), Sampling(0.8, 20), WHOLE_CHAIN])
 @pytest.mark.parametrize("inner", ["lookup", "model"])
-def test_a_whole_answer_reads_its_verdicts_and_draws_alone(
+def test_a_whole_answer_reads_verdicts_draws_and_drafts_alone(
     inner: str, chain: Sampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two levels over caches that evict and choose anew: each draw is a read, and each verdict on a draft one more."""
+    """Two levels over caches that evict and choose anew."""
     monkeypatch.setattr(sampling, "_first_candidates", lambda top_k, vocab, device: top_k or vocab)
     target, small = tiny_decoder("llama")[0], tiny_decoder("gemma3_text", seed=1)[0]
     ids, recent, choices = random_ids(129), RecentQueries(), CountedChoices(5)
@@ -174,12 +186,12 @@ def test_a_whole_answer_reads_its_verdicts_and_draws_alone(
     full.commit()
     retrieval = RetrievalStore(full, recent, 48, 8, 0.25, refresh_every=8)
     retrieval.select(recent.latest())
-    bottom: LookupDrafter | ModelDrafter = LookupDrafter(ids.tolist(), 1)
+    bottom: LookupDrafter | CountedDrafter = LookupDrafter(ids.tolist(), 1)
     if inner == "model":
         cache = StreamingStore(3, 2, 16, small.dtype, small.device, 4, 124)
         small.forward(ids[:-1], cache, 0)
         cache.commit()
-        bottom = ModelDrafter(Scorer(small, cache, chain, answer_start=129), choices)
+        bottom = CountedDrafter(Scorer(small, cache, chain, answer_start=129), choices)
     middle = SpeculativeDrafter("retrieval", Scorer(target, retrieval, chain, answer_start=129), bottom, 2, choices)
     scorer = Scorer(target, full, chain, recent, answer_start=129)
     n_drafted = 0
@@ -197,4 +209,8 @@ def test_a_whole_answer_reads_its_verdicts_and_draws_alone(
             next(rounds)
 
     assert n_drafted > 12, "both levels drafted"
-    assert reads.count == choices.n_draws + n_drafted
+    expected = choices.n_draws + n_drafted
+    if isinstance(bottom, CountedDrafter):
+        assert bottom.n_drafts < choices.n_picks - choices.n_draws, "it drafts more than one token at a time"
+        expected += bottom.n_drafts + (choices.n_picks - choices.n_draws if chain is WHOLE_CHAIN else 0)
+    assert reads.count == expected
