@@ -2,6 +2,6 @@
 
 May import: the standard library, torch, transformers, safetensors, gguf, numpy, and `assets` for the catalogue. Never
 gradio, fastapi, `ingest` or `app`: token ids in, events out. Inside, lower never imports higher:
-`bench, lossless > engine, catalogue > session > prefill, drafters > speculation > scorer, audit > models > kv >
-verify > (drafter, pacing, sampling, choices) > (config, events, stats, errors)`.
+`bench, lossless > engine, catalogue > session > prefill, drafters > speculation > scorer, audit > graphs > models >
+kv > verify > (drafter, pacing, sampling, choices) > (config, events, stats, errors)`.
 """

@@ -14,6 +14,10 @@ class Choices(Protocol):
         """A token drawn from `probs` [vocab], which need not sum to one."""
         ...
 
+    def pick(self, probs: Tensor) -> Tensor:
+        """What `draw` would give, as a tensor [1] where `probs` lies: the host does not wait for it."""
+        ...
+
     def coin(self, chance: float) -> bool:
         """True with probability `chance` (1 or more: always; 0: never)."""
         ...
@@ -27,13 +31,16 @@ class SeededChoices:
         self._generator.manual_seed(secrets.randbits(63) if seed is None else seed)
 
     def draw(self, probs: Tensor) -> int:
-        cumulative = probs.to("cpu", torch.float64).cumsum(0)
-        point = self._uniform() * float(cumulative[-1])
-        index = int(torch.searchsorted(cumulative, point, right=True))
-        if index < len(cumulative):
-            return index
-        # The product rounded up to the total: take the last token that has any probability.
-        return int(torch.nonzero(probs > 0)[-1])
+        token = int(self.pick(probs))
+        if token == len(probs):
+            raise ValueError("no token has any probability")
+        return token
+
+    def pick(self, probs: Tensor) -> Tensor:
+        cumulative = probs.to(torch.float64).cumsum(0)
+        # Uniform numbers have 53 bits, so even the largest times the total is below the total: some token is found.
+        point = self._uniform() * cumulative[-1:]
+        return torch.searchsorted(cumulative, point, right=True)
 
     def coin(self, chance: float) -> bool:
         return self._uniform() < chance

@@ -13,12 +13,13 @@ from runtime.drafters.lookup import LookupDrafter
 from runtime.drafters.model import ModelDrafter
 from runtime.drafters.paced import FirstDrafter, PacedDrafter
 from runtime.drafters.speculative import SpeculativeDrafter
+from runtime.graphs import captured_on_gpu
 from runtime.kv.full import FullStore
 from runtime.kv.queries import RecentQueries
 from runtime.kv.ranking import ChunkRanking
 from runtime.kv.retrieval import RetrievalStore
 from runtime.kv.streaming import StreamingStore
-from runtime.models.decoder import Decoder
+from runtime.models.decoder import Decoder, Forward
 from runtime.models.load import Model
 from runtime.models.spec import Spec
 from runtime.pacing import AdaptivePacing, Costs, PassCosts
@@ -42,11 +43,15 @@ DRAFT_CHUNK = 32  # tokens in a row of what a draft model reads of the document
 
 @dataclass(frozen=True, slots=True)
 class TargetCaches:
-    """What is held of the target: its full KV cache, its newest queries, and a retrieval cache where one pays."""
+    """What is held of the target: its full KV cache, its newest queries, and a retrieval cache where one pays.
+
+    `over_retrieval` is the target with its passes over that cache captured, where they are.
+    """
 
     full: FullStore
     queries: RecentQueries
     retrieval: RetrievalStore | None
+    over_retrieval: Forward | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,7 @@ def compose(
         levels.append(PacedDrafter(long, AdaptivePacing(LONGEST_DRAFT, costs.lookup, LONG_LOOKUP_ACCEPTANCE)))
     if caches.retrieval is not None:
         below = FirstDrafter(*filter(None, (long, model) if model else (lookup,)))
-        scorer = Scorer(target, caches.retrieval, sampling, answer_start=len(ids))
+        scorer = Scorer(caches.over_retrieval or target, caches.retrieval, sampling, answer_start=len(ids))
         middle = SpeculativeDrafter("retrieval", scorer, below, speculation.inner_gamma, choices)
         levels.append(PacedDrafter(middle, AdaptivePacing(speculation.gamma, costs.retrieval, RETRIEVAL_ACCEPTANCE)))
     if draft is not None and model is not None:
@@ -160,5 +165,6 @@ def _model(
     store = StreamingStore(*shape, draft.dtype, draft.device, n_sinks, speculation.window)
     context = DraftContext(draft, store, ranking)
     context.follow(ids, len(ids) - 1)
-    scorer = Scorer(draft, store, sampling, answer_start=len(ids))
+    captured = captured_on_gpu(draft, store, store.capacity)
+    scorer = Scorer(captured, store, sampling, answer_start=len(ids))
     return CountedDrafter(ModelDrafter(scorer, choices, context), DraftCounts("model"))

@@ -52,7 +52,7 @@ class SeenTokens:
         return History(seen if self._counts_sequence else None, counts if self._counts_answer else None)
 
     def _settle(self, tokens: Sequence[int]) -> None:
-        ids = torch.tensor(tokens, dtype=torch.long, device=self._seen.device)
+        ids = torch.tensor(tokens, dtype=torch.long).to(self._seen.device, non_blocking=True)
         self._seen[ids] = True
         answered = ids[max(0, self._answer_start - self._n_settled) :]
         self._counts.index_add_(0, answered, torch.ones_like(answered, dtype=self._counts.dtype))
@@ -82,8 +82,9 @@ def adjusted(logits: Tensor, sampling: Sampling, history: History | None = None)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if sampling.logit_bias:
         ids, biases = zip(*sampling.logit_bias, strict=True)
-        added = torch.tensor(biases, dtype=logits.dtype, device=logits.device)
-        logits = logits.index_add(1, torch.tensor(ids, device=logits.device), added.expand(len(logits), -1))
+        added = torch.tensor(biases, dtype=logits.dtype).to(logits.device, non_blocking=True)
+        columns = torch.tensor(ids).to(logits.device, non_blocking=True)
+        logits = logits.index_add(1, columns, added.expand(len(logits), -1))
     if not (sampling.counts_sequence or sampling.counts_answer):
         return logits
     if history is None:
@@ -100,11 +101,11 @@ def adjusted(logits: Tensor, sampling: Sampling, history: History | None = None)
 def _truncated(probs: Tensor, top_k: int, top_p: float) -> Tensor:
     """Top-k, then top-p: the smallest set of most probable tokens whose mass reaches `top_p`.
 
-    A full sort of a large vocabulary costs more than a decoder layer, so the most probable few are sorted and
-    more only when these do not hold enough mass.
+    On a CPU a full sort of a large vocabulary costs more than a decoder layer, so the most probable few are sorted and
+    more only when these do not hold enough mass. On a GPU to ask whether they do costs more than the sort.
     """
     vocab = probs.shape[-1]
-    n_candidates = min(top_k, vocab) if top_k else min(FIRST_CANDIDATES, vocab)
+    n_candidates = _first_candidates(top_k, vocab, probs.device)
     while True:
         values, ids = probs.topk(n_candidates, -1)
         total = values.sum(-1, keepdim=True) if top_k else torch.ones_like(values[..., :1])
@@ -115,6 +116,13 @@ def _truncated(probs: Tensor, top_k: int, top_p: float) -> Tensor:
     if top_p < 1:
         values = values.masked_fill(mass - values >= top_p * total, 0.0)
     return torch.zeros_like(probs).scatter_(-1, ids, values / values.sum(-1, keepdim=True))
+
+
+def _first_candidates(top_k: int, vocab: int, device: torch.device) -> int:
+    """How many of the most probable tokens are sorted at first."""
+    if top_k:
+        return min(top_k, vocab)
+    return min(FIRST_CANDIDATES, vocab) if device.type == "cpu" else vocab
 
 
 def _above_min_p(probs: Tensor, min_p: float) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from runtime.config import Sampling
 from runtime.kv.store import Store
-from runtime.models.decoder import Decoder, Observer
+from runtime.models.decoder import Forward, Observer
 from runtime.sampling import SeenTokens, probabilities
 
 
@@ -19,7 +19,7 @@ class Scorer:
     """
 
     def __init__(
-        self, model: Decoder, store: Store, sampling: Sampling, observer: Observer | None = None, *, answer_start: int
+        self, model: Forward, store: Store, sampling: Sampling, observer: Observer | None = None, *, answer_start: int
     ) -> None:
         """`answer_start` is the prompt's length: some penalties count the answer's tokens alone."""
         self.store = store
@@ -37,10 +37,21 @@ class Scorer:
         """
         n_settled = self.store.committed
         unseen = [*tokens[self.store.length :], *draft]
-        ids = torch.tensor(unseen, device=self._model.device)
+        ids = torch.tensor(unseen).to(self._model.device, non_blocking=True)
         self.logits = self._model.forward(ids, self.store, n_logits=len(draft) + 1, observer=self._observer)
         history = self._seen.before(tokens, draft, n_settled, self.logits) if self._seen else None
         return probabilities(self.logits, self._sampling, history)
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether a distribution depends on what was said other than by the model, so that it must be known."""
+        return self._seen is not None
+
+    def score_next(self, token: Tensor) -> Tensor:
+        """The distribution [1, vocab] after `token` [1], which follows all that is held and need not be known to the
+        host; only where tokens are not counted."""
+        self.logits = self._model.forward(token, self.store, n_logits=1, observer=self._observer)
+        return probabilities(self.logits, self._sampling)
 
     def trim(self, length: int) -> None:
         self.store.trim(length)

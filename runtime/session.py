@@ -13,11 +13,13 @@ from runtime.drafter import Drafter, NoDrafter
 from runtime.errors import InvalidSetting
 from runtime.events import Event, Finished, Span
 from runtime.evidence import attention_used
+from runtime.graphs import captured_on_gpu
 from runtime.hardware import CoresTaken, free_cores
 from runtime.hierarchy import LevelCosts, TargetCaches, compose, gains_by_retrieval, level_costs
 from runtime.kv.full import FullStore
 from runtime.kv.queries import AnswerQueries, Both, RecentQueries
 from runtime.kv.retrieval import RetrievalStore
+from runtime.models.decoder import Forward
 from runtime.models.load import Model
 from runtime.pacing import FixedPacing
 from runtime.prefill import block_length, prefill
@@ -49,6 +51,7 @@ class Session:
         self._full = FullStore(spec.n_layers, spec.n_kv_heads, spec.head_dim, self.decoder.dtype, self.decoder.device)
         self._recent = RecentQueries()
         self._retrieval: RetrievalStore | None = None
+        self._over_retrieval: Forward | None = None  # kept with the cache: what is captured serves all answers
         self._taken = CoresTaken()
 
     def answer(self, ids: Sequence[int], request: Request, cancel: threading.Event, asked_at: float) -> Iterator[Event]:
@@ -82,10 +85,11 @@ class Session:
                 drafts = self.speculation.enabled and self.speculation.gamma > 0
                 if drafts:
                     costs = level_costs(self._target, self._draft, self.speculation, len(ids))
+                    retrieval = self._refreshed_retrieval(costs)
                     drafter = compose(
                         self.decoder,
                         self._draft.decoder if self._draft else None,
-                        TargetCaches(self._full, self._recent, self._refreshed_retrieval(costs)),
+                        TargetCaches(self._full, self._recent, retrieval, self._over_retrieval),
                         ids,
                         self.speculation,
                         request.sampling,
@@ -183,5 +187,6 @@ class Session:
             self._retrieval = RetrievalStore(
                 self._full, self._recent, budget, chunk_size, spec.attention_scale, windows=spec.windows
             )
+            self._over_retrieval = captured_on_gpu(self.decoder, self._retrieval, self.n_tokens + LONGEST_DRAFT)
         self._retrieval.select(self._recent.latest())
         return self._retrieval

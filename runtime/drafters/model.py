@@ -1,6 +1,7 @@
 """A small model as a drafter."""
 
 import torch
+from torch import Tensor
 
 from runtime.choices import Choices
 from runtime.drafter import Draft
@@ -10,7 +11,8 @@ from runtime.stats import LevelStats
 
 
 class ModelDrafter:
-    """Draws each token from a draft model, one pass a token.
+    """Draws each token from a draft model, one pass a token. The host learns the tokens when all are drawn, unless the
+    sampling counts them.
 
     `context` keeps the model's cache in step while others draft; without one the cache must hold whatever it is fed.
     """
@@ -22,15 +24,21 @@ class ModelDrafter:
         self._kept = self._committed = 0
 
     def propose(self, tokens: list[int], gamma: int) -> Draft:
-        start, rows = len(tokens), []
-        if gamma and self._context is not None:
+        if gamma == 0:
+            return Draft()
+        if self._context is not None:
             self._context.follow(tokens, self._committed)
+        start, counts = len(tokens), self._scorer.counts_tokens
+        rows: list[Tensor] = []
+        picked: list[Tensor] = []
         try:
-            for _ in range(gamma):
-                probs = self._scorer.score(tokens)
-                rows.append(probs)
-                tokens.append(self._choices.draw(probs[0]))
-            return Draft(tuple(tokens[start:]), torch.cat(rows)) if rows else Draft()
+            while len(rows) < gamma:
+                anew = counts or not picked
+                rows.append(self._scorer.score(tokens) if anew else self._scorer.score_next(picked[-1]))
+                picked.append(self._choices.pick(rows[-1][0]))
+                if counts:
+                    tokens.append(int(picked[-1]))
+            return Draft(tuple(torch.cat(picked).tolist()), torch.cat(rows))
         finally:
             del tokens[start:]
 

@@ -81,6 +81,12 @@ class RetrievalStore:
         end = self._held[layer] + self._tail
         return self._keys[layer][:, :end], self._values[layer][:, :end]
 
+    def buffers(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self._keys[layer], self._values[layer]
+
+    def held(self, layer: int) -> int:
+        return self._held[layer] + self._tail
+
     def trim(self, length: int) -> None:
         if length < self._committed:
             raise TrimBelowCommitted(length, self._committed)

@@ -41,11 +41,15 @@ class StreamingStore:
     def committed(self) -> int:
         return self._committed
 
+    @property
+    def capacity(self) -> int:
+        return self._keys[0].shape[1]
+
     def positions(self, n_tokens: int) -> range:
         return range(self._held - n_tokens, self._held)
 
     def extend(self, n_tokens: int) -> None:
-        if self._held + n_tokens > self._keys[0].shape[1]:
+        if self._held + n_tokens > self.capacity:
             raise ValueError(f"a tail of {n_tokens} tokens is longer than the {TAIL} there is room for")
         self._held += n_tokens
         self._length += n_tokens
@@ -57,6 +61,12 @@ class StreamingStore:
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         return self._keys[layer][:, : self._held], self._values[layer][:, : self._held]
+
+    def buffers(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self._keys[layer], self._values[layer]
+
+    def held(self, layer: int) -> int:
+        return self._held
 
     def trim(self, length: int) -> None:
         if length < self._committed:

@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runtime.models.flash_attn import FlashAttention, find_flash_attn
+
 MASKED_ROWS = 256  # up to so many query rows a KV head, own keys are masked densely instead of in a causal kernel
 SPLIT = 512  # the past is cut into parts of at least so many tokens, to occupy all cores
 MOST_PARTS = 8
@@ -228,7 +230,8 @@ def _seen(n_tokens: int, n_held: int, window: int, device: torch.device) -> Tens
 def choose_attend(device: torch.device, dtype: torch.dtype) -> Attend:
     """The backend for a device and a number format."""
     if device.type != "cpu":
-        return attend_by_sdpa
+        flash_attn = find_flash_attn(device, dtype)
+        return attend_by_sdpa if flash_attn is None else FlashAttention(flash_attn, attend_by_sdpa)
     if dtype == torch.bfloat16 and cpu_multiplies_bfloat16():
         return attend_by_products
     if hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, gelu, rms_norm, silu
 
-from runtime.kv.store import Store
+from runtime.kv.store import Cache, Store
 from runtime.models.attention import Attend
 from runtime.models.linear import Linear
 from runtime.models.rope import Rope, rotate
@@ -60,15 +60,29 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class Pass:
     """What all layers of one forward pass share. `turns` are cosines and sines, one pair for each rotary embedding;
-    `temperatures` [tokens, 1, 1] multiply the queries."""
+    `key_turns` those of all keys that are read, where they are held before RoPE. `temperatures` [tokens, 1, 1] multiply
+    the queries. `start` is the sequence position of the first token."""
 
-    store: Store
+    cache: Cache
     start: int
     turns: tuple[tuple[Tensor, Tensor], ...]
+    key_turns: tuple[tuple[Tensor, Tensor], ...]
     temperatures: Tensor | None
-    observer: Observer | None
+    attend: Attend
+    observer: Observer | None = None
+
+
+class Forward(Protocol):
+    """A model as a scorer uses it."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def forward(self, ids: Tensor, store: Store, n_logits: int = 1, observer: Observer | None = None) -> Tensor:
+        """As `Decoder.forward`."""
+        ...
 
 
 class Decoder:
@@ -103,29 +117,43 @@ class Decoder:
         The tokens continue what the store holds; their keys and values become its newest, uncommitted. On any error
         the store is as before.
         """
-        start, scale = store.length, self.spec.residual_multiplier
+        start = store.length
         store.extend(len(ids))
         try:
-            shared = self._pass(store, start, store.positions(len(ids)), observer)
-            hidden = embedding(ids, self._weights.embeddings)
-            if self._embedding_scale is not None:
-                hidden = hidden * self._embedding_scale
-            for index, layer in enumerate(self._weights.layers):
-                hidden = torch.add(hidden, self._attention(index, layer, hidden, shared), alpha=scale)
-                hidden = torch.add(hidden, self._feed_forward(layer, hidden), alpha=scale)
-            return self._logits(hidden[len(hidden) - n_logits :])
+            return self.run(ids, self._pass(store, start, store.positions(len(ids)), observer), n_logits)
         except BaseException:
             store.trim(start)
             raise
 
-    def _pass(self, store: Store, start: int, positions: range, observer: Observer | None) -> _Pass:
-        turns = tuple(rope.at(positions, self.dtype) for rope in self._ropes)
+    def run(self, ids: Tensor, shared: Pass, n_logits: int) -> Tensor:
+        """The layers of `forward`, over a cache that has room for the tokens."""
+        scale = self.spec.residual_multiplier
+        hidden = embedding(ids, self._weights.embeddings)
+        if self._embedding_scale is not None:
+            hidden = hidden * self._embedding_scale
+        for index, layer in enumerate(self._weights.layers):
+            hidden = torch.add(hidden, self._attention(index, layer, hidden, shared), alpha=scale)
+            hidden = torch.add(hidden, self._feed_forward(layer, hidden), alpha=scale)
+        return self._logits(hidden[len(hidden) - n_logits :])
+
+    def turns(self, positions: range) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Cosines and sines of each rotary embedding, as `Rope.at` gives them."""
+        return tuple(rope.at(positions, self.dtype) for rope in self._ropes)
+
+    def temperatures(self, positions: Tensor) -> Tensor | None:
+        """What multiplies the queries of tokens at `positions` [tokens], [tokens, 1, 1]; None where nothing does."""
+        temperature = self.spec.query_temperature
+        if temperature is None:
+            return None
+        factors = 1 + temperature.beta * torch.log1p(torch.floor(positions.float() / temperature.length))
+        return factors.to(self.dtype)[:, None, None]
+
+    def _pass(self, store: Store, start: int, positions: range, observer: Observer | None) -> Pass:
         temperature, temperatures = self.spec.query_temperature, None
         if temperature is not None and positions.stop > temperature.length:  # up to there it is 1
-            places = torch.arange(positions.start, positions.stop, dtype=torch.float32, device=self.device)
-            factors = 1 + temperature.beta * torch.log1p(torch.floor(places / temperature.length))
-            temperatures = factors.to(self.dtype)[:, None, None]
-        return _Pass(store, start, turns, temperatures, observer)
+            temperatures = self.temperatures(torch.arange(positions.start, positions.stop, device=self.device))
+        key_turns = () if store.keys_are_rotated else self.turns(range(positions.stop))
+        return Pass(store, start, self.turns(positions), key_turns, temperatures, self._attend, observer)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return self._weights.head(self._normed(hidden, self._weights.norm)).float()
@@ -134,17 +162,17 @@ class Decoder:
         """The root-mean-square norm over the last axis."""
         return rms_norm(hidden, (hidden.shape[-1],), norm, self.spec.norm_eps)
 
-    def _attention(self, index: int, layer: Layer, hidden: Tensor, shared: _Pass) -> Tensor:
-        spec, store, n_tokens = self.spec, shared.store, len(hidden)
+    def _attention(self, index: int, layer: Layer, hidden: Tensor, shared: Pass) -> Tensor:
+        spec, cache, n_tokens = self.spec, shared.cache, len(hidden)
         heads = layer.qkv(self._normed(hidden, layer.attention_norm)).view(n_tokens, -1, spec.head_dim)
         queries, keys, values = heads.split((spec.n_heads, spec.n_kv_heads, spec.n_kv_heads), 1)
         if layer.query_norm is not None and layer.key_norm is not None:
             queries, keys = self._normed(queries, layer.query_norm), self._normed(keys, layer.key_norm)
-            if layer.rope is not None and store.keys_are_rotated:
+            if layer.rope is not None and cache.keys_are_rotated:
                 keys = rotate(keys, *shared.turns[layer.rope])
             if layer.rope is not None:
                 queries = rotate(queries, *shared.turns[layer.rope])
-        elif layer.rope is not None and store.keys_are_rotated:  # they lie side by side: at once costs half
+        elif layer.rope is not None and cache.keys_are_rotated:  # they lie side by side: at once costs half
             both = rotate(heads[:, : spec.n_heads + spec.n_kv_heads], *shared.turns[layer.rope])
             queries, keys = both.split((spec.n_heads, spec.n_kv_heads), 1)
         elif layer.rope is not None:
@@ -152,14 +180,13 @@ class Decoder:
         if shared.temperatures is not None:
             queries = queries * shared.temperatures
         queries = queries.transpose(0, 1)
-        store.write(index, keys.transpose(0, 1), values.transpose(0, 1))
-        held_keys, held_values = store.read(index)
-        if layer.rope is not None and not store.keys_are_rotated:
-            in_window = self._ropes[layer.rope].at(range(held_keys.shape[1]), self.dtype)
-            held_keys = rotate(held_keys.transpose(0, 1), *in_window).transpose(0, 1)
+        cache.write(index, keys.transpose(0, 1), values.transpose(0, 1))
+        held_keys, held_values = cache.read(index)
+        if layer.rope is not None and not cache.keys_are_rotated:
+            held_keys = rotate(held_keys.transpose(0, 1), *shared.key_turns[layer.rope]).transpose(0, 1)
         if shared.observer is not None:
             shared.observer.observe(index, shared.start, queries)
-        mixed = self._attend(queries, held_keys, held_values, spec.attention_scale, layer.window)
+        mixed = shared.attend(queries, held_keys, held_values, spec.attention_scale, layer.window)
         output = layer.output(mixed.transpose(0, 1).reshape(n_tokens, -1))
         return output if layer.attention_post_norm is None else self._normed(output, layer.attention_post_norm)
 

@@ -36,6 +36,9 @@ class ReplayedChoices:
         outcomes = [i for i, chance in enumerate(law.tolist()) if chance > 0]
         return outcomes[self._pick([float(law[i]) for i in outcomes])]
 
+    def pick(self, probs: Tensor) -> Tensor:
+        return torch.tensor([self.draw(probs)])
+
     def coin(self, chance: float) -> bool:
         chance = min(1.0, chance)
         outcomes = [(heads, weight) for heads, weight in ((False, 1 - chance), (True, chance)) if weight > 0]

@@ -41,6 +41,21 @@ def test_draws_follow_the_chain(sampling: Sampling) -> None:
     assert variation(law_of(lambda: choices.draw(probs), 9), probs) < ALARM
 
 
+def test_the_largest_number_and_the_smallest_draw_what_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At either end of the unit interval, for totals that are rounded: never a token without probability."""
+    for scale in (1.0, 0.1, 1 / 3, 1e-30, 0.7):
+        probs = torch.tensor([0.0, 0.0, 0.3, 0.1, 0.6, 0.0, 1e-20, 0.0]) * scale
+        for number, token in ((0.0, 2), (1 - 2**-53, 4)):
+            choices = SeededChoices(0)
+            monkeypatch.setattr(choices, "_uniform", lambda number=number: number)
+            assert choices.draw(probs) == choices.pick(probs).item() == token
+
+
+def test_nothing_is_drawn_from_nothing() -> None:
+    with pytest.raises(ValueError, match="no token"):
+        SeededChoices(0).draw(torch.zeros(5))
+
+
 def test_a_filter_applied_twice_is_found_out() -> None:
     """Negative control: top-p on what top-p left cuts more."""
     sampling = Sampling(1.0, top_p=0.8)

@@ -234,6 +234,7 @@ def tiny_decoder(
     dtype: torch.dtype = torch.float32,
     attend: Attend = attend_plainly,
     n_tokens: int = 1,
+    device: str = "cpu",
     **changes: Any,
 ) -> tuple[Decoder, Any]:
     """Our decoder and the transformers model whose weights it has.
@@ -241,18 +242,21 @@ def tiny_decoder(
     Its rotary embedding is for sequences of up to `n_tokens`; the whole vocabulary is kept.
     """
     model = tiny_model(kind, seed, **changes)
-    return decoder_of(model, dtype, attend, n_tokens), model
+    return decoder_of(model, dtype, attend, n_tokens, device), model
 
 
 def decoder_of(
-    model: Any, dtype: torch.dtype = torch.float32, attend: Attend = attend_plainly, n_tokens: int = 1
+    model: Any,
+    dtype: torch.dtype = torch.float32,
+    attend: Attend = attend_plainly,
+    n_tokens: int = 1,
+    device: str = "cpu",
 ) -> Decoder:
     """Our decoder with the weights of a transformers model."""
-    spec = read_spec(model.config)
-    device = torch.device("cpu")
-    reader = WeightReader(HeldTensors(model.state_dict()), spec, dtype, device)
+    spec, place = read_spec(model.config), torch.device(device)
+    reader = WeightReader(HeldTensors(model.state_dict()), spec, dtype, place)
     weights = reader.whole(tuple(map(reader.layer, range(spec.n_layers))), spec.vocab_size)
-    return Decoder(spec, weights, build_ropes(model.config, spec.trained_context, n_tokens, device), attend)
+    return Decoder(spec, weights, build_ropes(model.config, spec.trained_context, n_tokens, place), attend)
 
 
 class HeldTensors:
