@@ -13,6 +13,7 @@ from runtime.errors import ContextExceeded, InvalidSetting, VocabularyMismatch
 from runtime.events import Event, Progress
 from runtime.hardware import detect
 from runtime.memory import Mode, plan, plan_longest
+from runtime.models.decoder import Decoder
 from runtime.models.load import Model, load_model, read_facts
 from runtime.models.rope import longest_context, planned_length, rope_kind, stretch
 from runtime.models.sources import Source, locate
@@ -67,10 +68,12 @@ def assemble(config: EngineConfig, progress: Callable[[Progress], None]) -> "Eng
         chosen, context = plan_longest(*needs, most, config.device, config.dtype)
     else:
         chosen, context = plan(*needs, config.context, config.device, config.dtype), config.context
-    target = _measured(load_model(source, facts, chosen.dtype, chosen.device, progress), source, config, threads)
+    packs = config.dtype != "float32"  # who asks for float32 wants it exact
+    target = load_model(source, facts, chosen.dtype, chosen.device, progress, packs)
+    target = _measured(target, source, config, threads)
     draft = None
     if draft_source is not None and draft_facts is not None:
-        draft = load_model(draft_source, draft_facts, chosen.dtype, chosen.device, progress)
+        draft = load_model(draft_source, draft_facts, chosen.dtype, chosen.device, progress, packs)
         draft = _measured(draft, draft_source, config, threads)
     described = EngineFacts(
         model=source.name,
@@ -79,7 +82,7 @@ def assemble(config: EngineConfig, progress: Callable[[Progress], None]) -> "Eng
         mode=chosen.mode,
         mode_reason=chosen.reason,
         device=str(chosen.device),
-        dtype=str(chosen.dtype).removeprefix("torch."),
+        dtype=_number_format(target.decoder),
         threads=threads,
         context=context,
         trained_context=facts.spec.trained_context,
@@ -87,6 +90,12 @@ def assemble(config: EngineConfig, progress: Callable[[Progress], None]) -> "Eng
         notes=(STARTER_NOTE,) if source.kind == "starter" else (),
     )
     return Engine(described, target, draft, config.speculation)
+
+
+def _number_format(decoder: Decoder) -> str:
+    name = str(decoder.dtype).removeprefix("torch.")
+    is_packed = decoder.precision != decoder.dtype
+    return f"{name}, four-bit weights for few tokens" if is_packed else name
 
 
 def _measured(model: Model, source: Source, config: EngineConfig, threads: int) -> Model:

@@ -27,7 +27,8 @@ FASTER = 0.95  # more threads are worth it where they take less than this share 
 
 def pass_costs(decoder: Decoder, name: str, cache_dir: Path, most_threads: int) -> PassCosts:
     """Those kept in `cache_dir` for the model `name` on as many threads, else measured now, in a second or two."""
-    what = (FORMAT, name, decoder.spec, str(decoder.dtype), str(decoder.device), most_threads, torch.__version__)
+    kinds = (str(decoder.dtype), str(decoder.precision), str(decoder.device))
+    what = (FORMAT, name, decoder.spec, *kinds, most_threads, torch.__version__)
     path = cache_dir / "passes" / f"{hashlib.sha256(repr(what).encode()).hexdigest()[:24]}.json"
     if (kept := _read(path)) is not None:
         return kept

@@ -5,6 +5,7 @@ of their scores, by which parts computed apart are joined exactly (as in FlashAt
 """
 
 from functools import lru_cache
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -132,15 +133,18 @@ def attend_by_products(
         return _attend_in_window(attend_by_products, queries, keys, values, scale, window)
     n_tokens, n_held = queries.shape[1], keys.shape[1]
     group = queries.shape[0] // keys.shape[0]
-    tile = max(1, min(TILE_ROWS, TILE_SCORES // n_held // keys.shape[0]) // group)
-    if n_tokens <= tile:
+    tile = max(1, min(TILE_ROWS, TILE_SCORES // n_held) // group)
+    if n_tokens <= tile // keys.shape[0]:
         return _products(queries, keys, values, scale)
-    n_past = n_held - n_tokens
-    tiles = [
-        _products(part, keys[:, : n_past + end], values[:, : n_past + end], scale)
-        for part, end in zip(queries.split(tile, 1), [*range(tile, n_tokens, tile), n_tokens], strict=True)
-    ]
-    return torch.cat(tiles, 1)
+    n_past, bounds = n_held - n_tokens, list(pairwise([*range(0, n_tokens, tile), n_tokens]))
+    heads = []
+    for rows, head_keys, head_values in zip(queries.split(group), keys.split(1), values.split(1), strict=True):
+        tiles = [
+            _products(rows[:, start:end], head_keys[:, : n_past + end], head_values[:, : n_past + end], scale)
+            for start, end in bounds
+        ]
+        heads.append(torch.cat(tiles, 1))
+    return torch.cat(heads)
 
 
 def _products(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:

@@ -13,6 +13,7 @@ from torch.nn.functional import embedding, gelu, rms_norm, silu
 from runtime.kv.store import Cache, Store
 from runtime.models.attention import Attend
 from runtime.models.linear import Linear
+from runtime.models.packed import PackedLinear
 from runtime.models.rope import Rope, rotate
 from runtime.models.spec import Activation, Spec
 
@@ -109,6 +110,13 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         return self._weights.embeddings.dtype
+
+    @property
+    def precision(self) -> torch.dtype:
+        """What a pass of few tokens is rounded to: bfloat16 by packed weights, whatever the rest is computed in."""
+        first = self._weights.layers[0]
+        linears = (first.qkv, first.output, first.gate_up, first.down, self._weights.head)
+        return torch.bfloat16 if any(isinstance(linear, PackedLinear) for linear in linears) else self.dtype
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, store: Store, n_logits: int = 1, observer: Observer | None = None) -> Tensor:

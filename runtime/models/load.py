@@ -14,6 +14,7 @@ from runtime.models.attention import choose_attend
 from runtime.models.converted import converted
 from runtime.models.decoder import Decoder
 from runtime.models.gguf_header import read_header
+from runtime.models.packed import can_pack
 from runtime.models.rope import Rope, build_ropes, planned_length
 from runtime.models.sources import Source
 from runtime.models.spec import SUPPORTED, Spec, read_spec, require, text_config
@@ -56,12 +57,18 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[Progress], None],
+    packs_float32: bool = False,
 ) -> Model:
-    """Read the weights; progress counts layers. Raises `ModelDamaged`, `UnsupportedModel`."""
+    """Read the weights; progress counts layers. Raises `ModelDamaged`, `UnsupportedModel`.
+
+    Weights stored in four-bit groups are kept so as well where that is faster: in bfloat16 on a CPU, and in float32 if
+    `packs_float32`, which then is no more exact than bfloat16 for few tokens.
+    """
     spec = facts.spec
     file: TensorFile
     file = SafetensorsFolder(source.path) if source.path.is_dir() else GgufFile(read_header(source.path), spec)
-    reader = WeightReader(file, spec, dtype, device)
+    packs = can_pack(device) and (dtype == torch.bfloat16 or packs_float32)
+    reader = WeightReader(file, spec, dtype, device, packs)
     layers = []
     progress(Progress("load", 0, spec.n_layers))
     for index in range(spec.n_layers):

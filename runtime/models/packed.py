@@ -39,7 +39,7 @@ class Groups:
 
 
 class PackedLinear(Linear):
-    """A linear layer in both forms. The dense one is `weight`, in bfloat16."""
+    """A linear layer in both forms. The dense one is `weight`; the packed one reads and gives bfloat16."""
 
     def __init__(self, weight: Tensor, groups: Groups, bias: Tensor | None = None) -> None:
         super().__init__(weight, bias)
@@ -57,13 +57,14 @@ class PackedLinear(Linear):
     def __call__(self, hidden: Tensor) -> Tensor:
         if len(hidden) > FEW:
             return super().__call__(hidden)
+        dtype, hidden = hidden.dtype, hidden.to(torch.bfloat16)
         if self._digits > 1:
             hidden = hidden.repeat(1, self._digits)
         if len(hidden) <= AT_ONCE:
             product = self._multiplied(hidden)
         else:
             product = torch.cat([self._multiplied(part) for part in hidden.split(AT_ONCE)])
-        product = product[:, : self._n_rows]
+        product = product[:, : self._n_rows].to(dtype)
         return product if self.bias is None else product + self.bias
 
     def _multiplied(self, hidden: Tensor) -> Tensor:
@@ -71,9 +72,9 @@ class PackedLinear(Linear):
         return product
 
 
-def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the packed form is faster here: it is made for bfloat16 on a CPU."""
-    return device.type == "cpu" and dtype == torch.bfloat16 and hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu")
+def can_pack(device: torch.device) -> bool:
+    """Whether there is a kernel for the packed form here."""
+    return device.type == "cpu" and hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu")
 
 
 def read_groups(stored: NDArray[np.uint8], quantization: GGMLQuantizationType) -> Groups | None:

@@ -7,7 +7,7 @@ from torch.nn.functional import pad
 from runtime.errors import ModelDamaged
 from runtime.models.decoder import Layer, Weights
 from runtime.models.linear import Linear
-from runtime.models.packed import PackedLinear, can_pack, joined
+from runtime.models.packed import PackedLinear, joined
 from runtime.models.spec import Spec
 from runtime.models.tensor_file import TensorFile
 
@@ -15,9 +15,12 @@ from runtime.models.tensor_file import TensorFile
 class WeightReader:
     """Reads a model's weights out of a file, each checked for its shape."""
 
-    def __init__(self, file: TensorFile, spec: Spec, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, file: TensorFile, spec: Spec, dtype: torch.dtype, device: torch.device, packs: bool = False
+    ) -> None:
+        """`packs`: what the file stores in four-bit groups is kept so as well."""
         self._file, self._spec = file, spec
-        self._dtype, self._device = dtype, device
+        self._dtype, self._device, self._packs = dtype, device, packs
 
     def layer(self, index: int) -> Layer:
         """The weights of one layer."""
@@ -79,7 +82,7 @@ class WeightReader:
 
     def _linear_of(self, weight: Tensor, names: list[str], bias: Tensor | None = None) -> Linear:
         """A layer of the dense `weight`, in groups as well where the file stores all its parts so and that helps."""
-        if not can_pack(self._dtype, self._device):
+        if not self._packs:
             return Linear(weight, bias)
         parts = [groups for name in names if (groups := self._file.groups(f"{name}.weight")) is not None]
         whole = joined(parts) if len(parts) == len(names) else None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 
 from runtime.config import EngineConfig, Request, Sampling, Speculation
 from runtime.engine import Engine, assemble
@@ -18,7 +19,8 @@ from runtime.hardware import detect
 from runtime.memory import MARGIN_BYTES
 from runtime.models.load import read_facts
 from runtime.models.sources import locate
-from tests.runtime.tiny import N_TOKENS, change_config, random_ids, save_tiny
+from tests.runtime.tiny import N_TOKENS, change_config, random_ids, save_tiny, tiny_model
+from tests.runtime.tiny_gguf import write_gguf
 
 GREEDY = Sampling(temperature=0)
 SMALL = Speculation(gamma=4, inner_gamma=2, budget=64, chunk_size=4, sinks=4, window=28)
@@ -252,3 +254,34 @@ def test_a_kept_document_makes_room_for_one_that_would_not_fit_beside_it(
     ask(engine, prompt(300, 2))
     assert ask(engine, [*prompt(300, 2), 7, 8]).stats.cached_tokens == 300
     assert ask(engine, [*prompt(300, 1), 7, 8]).stats.cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "has_bfloat16", "dtype", "precision"),
+    [
+        ("auto", True, torch.bfloat16, torch.bfloat16),
+        ("auto", False, torch.float32, torch.bfloat16),
+        ("float32", True, torch.float32, torch.float32),
+    ],
+)
+def test_four_bit_weights_are_kept_so_unless_exactness_is_asked_for(
+    asked: str,
+    has_bfloat16: bool,
+    dtype: torch.dtype,
+    precision: torch.dtype,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are rounded to bfloat16, and so named, also where the rest is computed in float32."""
+    monkeypatch.setattr("runtime.hardware.cpu_multiplies_bfloat16", lambda: has_bfloat16)
+    path = tmp_path / "m.gguf"
+    write_gguf(path, tiny_model("llama", vocab_size=N_TOKENS), GGMLQuantizationType.Q4_1)
+    options = {"cache_dir": tmp_path / "cache", "model": str(path), "device": "cpu", "dtype": asked, "threads": 1}
+    built = assemble(EngineConfig(context=512, **options), lambda _: None)
+    try:
+        decoder = built.new_session(512).decoder
+        assert (decoder.dtype, decoder.precision) == (dtype, precision)
+        assert ("four-bit" in built.facts.dtype) == (dtype != precision)
+        assert len(ask(built, prompt(40), 6).token_ids) <= 6
+    finally:
+        built.close()
