@@ -5,14 +5,17 @@ from typing import TextIO
 
 from app.settings import Settings
 from runtime.catalogue import Entry, Fit, fit, load_catalogue
-from runtime.hardware import Hardware, detect
+from runtime.hardware import Hardware
+from runtime.hardware_file import known_hardware
+from runtime.ways import gib
 
 
 def list_models(settings: Settings, as_json: bool, out: TextIO) -> int:
-    """Print every model of the catalogue to `out`; gives the exit status. Raises `NoSuchDevice`."""
-    hardware = detect()
+    """Print every model of the catalogue to `out`; gives the exit status. Raises `EngineError`."""
+    hardware = known_hardware(settings.hardware, settings.cache_dir)
+    wishes = settings.engine_config().wishes
     entries = {entry.id: entry for entry in load_catalogue()}
-    rows = [(entry, fit(entry, entries, hardware, settings.device, settings.dtype)) for entry in entries.values()]
+    rows = [(entry, fit(entry, entries, hardware, wishes)) for entry in entries.values()]
     if as_json:
         print(json.dumps([_record(*row) for row in rows], indent=2, ensure_ascii=False), file=out)
         return 0
@@ -47,9 +50,9 @@ def _record(entry: Entry, found: Fit) -> dict[str, object]:
 
 def _machine(hardware: Hardware) -> str:
     card = "no CUDA GPU"
-    if hardware.gpu_name is not None:
-        card = f"{_gib(hardware.gpu_free_bytes)} free on {hardware.gpu_name}"
-    return f"This machine: {_gib(hardware.ram_free_bytes)} of memory free, {card}."
+    if hardware.gpu is not None:
+        card = f"{gib(hardware.gpu.free_bytes)} free on {hardware.gpu.name}"
+    return f"This machine: {gib(hardware.ram_free_bytes)} of memory free, {card}."
 
 
 def _description(entry: Entry, found: Fit) -> str:
@@ -65,12 +68,8 @@ def _description(entry: Entry, found: Fit) -> str:
 
 
 def _verdict(found: Fit) -> str:
-    numbers = f"{_gib(found.needed_bytes)} of {_gib(found.free_bytes)}"
+    numbers = f"{gib(found.needed_bytes)} of {gib(found.free_bytes)}"
     if found.mode is None:
         return f"does not fit: even short texts need {numbers}"
-    where = {"gpu": "on the GPU", "cpu": "on the processor"}[found.mode]
+    where = {"gpu": "on the GPU", "offload": "on the GPU and in memory", "cpu": "on the processor"}[found.mode]
     return f"fits {where} with {found.context:,} tokens: {numbers}"
-
-
-def _gib(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:.1f} GiB"

@@ -152,6 +152,11 @@ def _explain_answering(error: answering.EngineError) -> Problem:
                 f"This machine has no device {shown(device)} that can be used; found: {_reason(found)}.",
                 "Leave the device to auto.",
             )
+        case answering.HardwareRefused(path=path, reason=reason):
+            return Problem(
+                f"The hardware file {shown(path)} cannot be used: {_reason(reason)}.",
+                "Compare it with what “python launch.py plan --print-hardware” prints, or leave --hardware out.",
+            )
         case answering.ExtraMissing(what=what, package=package, extra=extra):
             return Problem(
                 f"{shown(what)} needs the package {shown(package)}, which is not installed.",

@@ -17,6 +17,7 @@ from runtime.config import (
     DrafterChoice,
     DtypeChoice,
     EngineConfig,
+    ModeChoice,
     Request,
     Sampling,
     Speculation,
@@ -40,6 +41,8 @@ class Settings:
     context: int | None = None
     device: DeviceChoice = "auto"
     dtype: DtypeChoice = "auto"
+    mode: ModeChoice = "auto"
+    hardware: Path | None = None
     threads: int | None = None
     gamma: int = _SPECULATION.gamma
     budget: int | None = _SPECULATION.budget
@@ -100,6 +103,8 @@ class Settings:
             context=self.context,
             device=self.device,
             dtype=self.dtype,
+            mode=self.mode,
+            hardware=self.hardware,
             threads=self.threads,
             speculation=replace(
                 _SPECULATION,
@@ -234,7 +239,7 @@ def _switch(raw: object) -> bool:
     raise ValueError(raw)
 
 
-def _folder(raw: object) -> Path:
+def _path(raw: object) -> Path:
     return Path(_text(raw)).expanduser()
 
 
@@ -255,7 +260,9 @@ _KINDS: dict[object, _Parser] = {
     int | None: ("a whole number", _whole),
     float: ("a number", _number),
     bool: ("true or false", _switch),
-    Path: ("the path of a folder", _folder),
+    Path: ("the path of a folder", _path),
+    Path | None: ("the path of a file", _path),
+    ModeChoice: _one_of(*get_args(ModeChoice)),
     DeviceChoice: _one_of(*get_args(DeviceChoice)),
     DtypeChoice: _one_of(*get_args(DtypeChoice)),
     DrafterChoice: _one_of(*get_args(DrafterChoice)),

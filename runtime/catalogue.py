@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import assets
-from runtime.config import DeviceChoice, DtypeChoice
+from runtime.config import Wishes
 from runtime.errors import OutOfMemory
+from runtime.footprint import Pair
 from runtime.hardware import Hardware
-from runtime.memory import Mode, needed_bytes, plan_longest
+from runtime.memory import plan_longest
+from runtime.models.rope import LARGEST_YARN_FACTOR
 from runtime.models.spec import Spec
+from runtime.ways import Mode
 
 PATH = Path(next(iter(assets.__path__))) / "models.toml"
 BFLOAT16_BYTES = 2
@@ -21,8 +24,9 @@ BFLOAT16_BYTES = 2
 class Entry:
     """A model by its hub id (or `starter`), and the id of the entry that drafts for it.
 
-    Of its `spec` only sizes are told. `context` is what it was made for, in tokens; `parameters` as published. A model
-    that is not supported is listed for what its `note` says.
+    Of its `spec` only sizes are told. `context` is what it was made for, in tokens; `parameters` as published;
+    `packed_bytes` what a processor holds besides of a file in four-bit groups. A model that is not supported is listed
+    for what its `note` says.
     """
 
     id: str
@@ -34,10 +38,17 @@ class Entry:
     is_gated: bool
     is_supported: bool
     note: str | None
+    packed_bytes: int = 0
 
     @property
     def context(self) -> int:
         return self.spec.trained_context
+
+    @property
+    def longest_context(self) -> int:
+        """What can be read with YaRN. Of models with a scaling of their own none here is made for less than any plan
+        counts on, so theirs is left aside."""
+        return int(LARGEST_YARN_FACTOR * self.context)
 
     @property
     def weight_bytes(self) -> int:
@@ -48,6 +59,12 @@ class Entry:
     def kv_bytes_per_token(self) -> int:
         """In bfloat16."""
         return self.spec.kv_bytes_per_token(BFLOAT16_BYTES)
+
+    def pair_with(self, draft: "Entry | None") -> Pair:
+        """What a plan must know of both."""
+        if draft is None:
+            return Pair(self.spec, packed_bytes=self.packed_bytes)
+        return Pair(self.spec, draft.spec, self.packed_bytes, draft.packed_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +85,15 @@ def load_catalogue(path: Path = PATH) -> tuple[Entry, ...]:
     return tuple(_entry(values) for values in tomllib.loads(path.read_text("utf-8"))["model"])
 
 
-def fit(
-    entry: Entry, entries: Mapping[str, Entry], hardware: Hardware, device: DeviceChoice, dtype: DtypeChoice
-) -> Fit:
-    """Where `entry` would run on this hardware; `entries` by id give its draft model. Raises `NoSuchDevice`."""
-    n_draft_parameters = entries[entry.draft].spec.n_parameters if entry.draft else 0
+def fit(entry: Entry, entries: Mapping[str, Entry], hardware: Hardware, wishes: Wishes) -> Fit:
+    """Where `entry` would run on this hardware; `entries` by id give its draft model. Raises `NoSuchDevice`,
+    `InvalidSetting` for a mode that does not run yet."""
+    pair = entry.pair_with(entries[entry.draft] if entry.draft else None)
     try:
-        plan, context = plan_longest(hardware, entry.spec, n_draft_parameters, entry.context, device, dtype)
+        plan = plan_longest(hardware, pair, entry.context, wishes)
     except OutOfMemory as error:
         return Fit(None, None, error.needed_bytes, error.free_bytes)
-    free_bytes = hardware.gpu_free_bytes if plan.mode == "gpu" else hardware.ram_free_bytes
-    return Fit(plan.mode, context, needed_bytes(entry.spec, n_draft_parameters, context, plan.dtype), free_bytes)
+    return Fit(plan.mode, plan.context, plan.bytes.total, plan.free_bytes)
 
 
 def _entry(values: dict[str, Any]) -> Entry:
@@ -106,4 +121,5 @@ def _entry(values: dict[str, Any]) -> Entry:
         is_gated=values["gated"],
         is_supported=values.get("is_supported", True),
         note=values.get("note"),
+        packed_bytes=values.get("packed_bytes", 0),
     )

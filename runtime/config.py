@@ -10,7 +10,9 @@ DeviceChoice = Literal["auto", "cpu", "cuda"]
 DtypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
 DrafterChoice = Literal["auto", "none", "lookup", "model", "merged"]
 DraftCacheChoice = Literal["streaming", "retrieval"]
+ModeChoice = Literal["auto", "gpu", "offload", "cpu"]
 LONGEST_DRAFT = 64
+DRAFT_CHUNK = 32  # tokens in a row of what a draft model reads of the document
 
 
 def _require(holds: bool, name: str, value: object, allowed: str) -> None:
@@ -108,6 +110,13 @@ class Speculation:
         2,048 alike; TriForce takes 4,096 of 122,880 (arXiv 2404.11912, figure 6)."""
         return self.budget or max(1024, self.chunk_size * 2, min(4096, n_tokens // 16))
 
+    @property
+    def draft_sinks(self) -> int:
+        """Tokens that the draft model's cache holds besides its window."""
+        if self.draft_cache == "streaming":
+            return self.sinks
+        return max(2, (self.sinks + self.window) // DRAFT_CHUNK) * DRAFT_CHUNK
+
     def chosen_drafter(self, has_draft_model: bool) -> DrafterChoice:
         """What "auto" stands for; raises `InvalidSetting` for a drafter that needs a draft model without one."""
         if self.drafter == "auto":
@@ -119,10 +128,32 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a person says about where and how a model runs; "auto" leaves it to the plan."""
+
+    device: DeviceChoice = "auto"
+    dtype: DtypeChoice = "auto"
+    mode: ModeChoice = "auto"
+    speculation: Speculation = field(default_factory=Speculation)
+
+    def __post_init__(self) -> None:
+        _require(self.mode in get_args(ModeChoice), "mode", self.mode, ", ".join(get_args(ModeChoice)))
+        on_card, device = self.mode in ("gpu", "offload"), self.device
+        agree = device == "auto" or self.mode == "auto" or on_card == (device == "cuda")
+        _require(agree, "mode", self.mode, f"one that runs on the device {device}")
+
+    @property
+    def packs(self) -> bool:
+        """Whether weights may be kept in four-bit groups as well: who asks for float32 wants it exact."""
+        return self.dtype != "float32"
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Which model, where and how. `context` None = what the model was trained for.
 
-    `cache_dir` holds downloaded models. `allow_download` False turns a missing model into an error.
+    `cache_dir` holds downloaded models. `allow_download` False turns a missing model into an error. `hardware` is a
+    file that describes the machine in place of what is found (`runtime.hardware_file`).
     """
 
     cache_dir: Path
@@ -134,11 +165,18 @@ class EngineConfig:
     threads: int | None = None
     speculation: Speculation = field(default_factory=Speculation)
     allow_download: bool = True
+    mode: ModeChoice = "auto"
+    hardware: Path | None = None
 
     def __post_init__(self) -> None:
         _require(self.context is None or self.context >= 64, "context", self.context, "at least 64 tokens")
         _require(self.threads is None or self.threads >= 1, "threads", self.threads, "at least 1")
         self.speculation.chosen_drafter(self.draft_model is not None)
+        _ = self.wishes  # which checks them
+
+    @property
+    def wishes(self) -> Wishes:
+        return Wishes(self.device, self.dtype, self.mode, self.speculation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,21 @@ from dataclasses import dataclass, replace
 import torch
 
 from runtime.config import EngineConfig, Request, Speculation
-from runtime.errors import ContextExceeded, InvalidSetting, VocabularyMismatch
+from runtime.errors import ContextExceeded, HardwareRefused, InvalidSetting, VocabularyMismatch
 from runtime.events import Event, Progress
-from runtime.hardware import detect
-from runtime.memory import Mode, plan, plan_longest
+from runtime.footprint import Pair
+from runtime.hardware import count_cores, free_bytes
+from runtime.hardware_file import known_hardware
+from runtime.memory import plan, plan_longest
 from runtime.models.decoder import Decoder
-from runtime.models.load import Model, load_model, read_facts
+from runtime.models.load import Model, ModelFacts, load_model, packed_bytes, read_facts
 from runtime.models.rope import longest_context, planned_length, rope_kind, stretch
 from runtime.models.sources import Source, locate
 from runtime.passes import pass_costs
 from runtime.prefix import common_prefix
 from runtime.session import Session
 from runtime.tokenizer import Tokenizer
+from runtime.ways import Mode, Plan
 
 KEPT_SESSIONS = 2
 STARTER_NOTE = (
@@ -49,7 +52,7 @@ class EngineFacts:
 
 def assemble(config: EngineConfig, progress: Callable[[Progress], None]) -> "Engine":
     """Find, download where allowed, and load what `config` names; raises `EngineError`."""
-    threads = config.threads or detect().cores
+    threads = config.threads or count_cores()
     torch.set_num_threads(threads)
     source = locate(config.model, config.cache_dir, config.allow_download, progress)
     draft_source = None
@@ -62,13 +65,8 @@ def assemble(config: EngineConfig, progress: Callable[[Progress], None]) -> "Eng
     most = longest_context(facts.config, facts.spec.trained_context)
     if config.context is not None and config.context > most:
         raise InvalidSetting("context", config.context, f"at most {most:,} tokens with this model")
-    n_draft_parameters = draft_facts.spec.n_parameters if draft_facts else 0
-    needs = detect(), facts.spec, n_draft_parameters
-    if config.context is None:
-        chosen, context = plan_longest(*needs, most, config.device, config.dtype)
-    else:
-        chosen, context = plan(*needs, config.context, config.device, config.dtype), config.context
-    packs = config.dtype != "float32"  # who asks for float32 wants it exact
+    chosen = _planned(config, pair_of(source, facts, draft_source, draft_facts), most)
+    packs = config.wishes.packs
     target = load_model(source, facts, chosen.dtype, chosen.device, progress, packs)
     target = _measured(target, source, config, threads)
     draft = None
@@ -84,7 +82,7 @@ def assemble(config: EngineConfig, progress: Callable[[Progress], None]) -> "Eng
         device=str(chosen.device),
         dtype=_number_format(target.decoder),
         threads=threads,
-        context=context,
+        context=chosen.context,
         trained_context=facts.spec.trained_context,
         draft_model=draft_source.name if draft_source else None,
         notes=(STARTER_NOTE,) if source.kind == "starter" else (),
@@ -96,6 +94,26 @@ def _number_format(decoder: Decoder) -> str:
     name = str(decoder.dtype).removeprefix("torch.")
     is_packed = decoder.precision != decoder.dtype
     return f"{name}, four-bit weights for few tokens" if is_packed else name
+
+
+def pair_of(source: Source, facts: ModelFacts, draft_source: Source | None, draft_facts: ModelFacts | None) -> Pair:
+    """What a plan must know of two models that were found."""
+    packed = packed_bytes(source, facts)
+    if draft_source is None or draft_facts is None:
+        return Pair(facts.spec, packed_bytes=packed)
+    return Pair(facts.spec, draft_facts.spec, packed, packed_bytes(draft_source, draft_facts))
+
+
+def _planned(config: EngineConfig, pair: Pair, most: int) -> Plan:
+    """What runs here; raises `HardwareRefused` where that is planned for a card that is in a file alone."""
+    hardware = known_hardware(config.hardware, config.cache_dir)
+    if config.context is None:
+        chosen = plan_longest(hardware, pair, most, config.wishes)
+    else:
+        chosen = plan(hardware, pair, config.context, config.wishes)
+    if config.hardware is not None and chosen.device.type == "cuda" and not torch.cuda.is_available():
+        raise HardwareRefused(str(config.hardware), "it describes a GPU that this machine does not have")
+    return chosen
 
 
 def _measured(model: Model, source: Source, config: EngineConfig, threads: int) -> Model:
@@ -190,8 +208,7 @@ class Engine:
         decoder = self._target.decoder
         needed_bytes = n_tokens * decoder.spec.kv_bytes_per_token(decoder.dtype.itemsize)
         while self._sessions:
-            free = detect()
-            if needed_bytes <= (free.ram_free_bytes if self.facts.mode == "cpu" else free.gpu_free_bytes):
+            if needed_bytes <= free_bytes(decoder.device):
                 return
             del self._sessions[0]
 

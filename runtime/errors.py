@@ -85,6 +85,14 @@ class NoSuchDevice(EngineError):
         self.device, self.found = device, found
 
 
+class HardwareRefused(EngineError):
+    """The file that describes a machine cannot be read or makes no sense."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+
 class ExtraMissing(EngineError):
     """`what` was asked for and needs `package`, which is not installed; the project's `extra` brings it."""
 

@@ -1,41 +1,127 @@
-"""What this machine has, as far as choosing a device and a number format goes."""
+"""What this machine has, as far as choosing where to run goes: asked of it, or read from a file in its place."""
 
 import os
+import shutil
 import time
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import psutil
 import torch
 
 from runtime.models.attention import cpu_multiplies_bfloat16
+from runtime.rates import kept_rates
+
+GpuKind = Literal["cuda", "rocm", "mps"]
+FIRST_WITH_BFLOAT16 = 8.0  # compute capability; older cards only imitate it
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A card: memory in bytes, rates a second as measured. `compute_capability` is NVIDIA's, None for others.
+
+    PyTorch speaks of ROCm cards as of CUDA's, and they are used alike.
+    """
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+    compute_capability: float | None
+    host_to_device_bytes_per_second: int
+    memory_bytes_per_second: int
+    flops: int
+    kind: GpuKind = "cuda"
+
+    @property
+    def has_bfloat16(self) -> bool:
+        return self.compute_capability is None or self.compute_capability >= FIRST_WITH_BFLOAT16
+
+    @property
+    def is_used(self) -> bool:
+        """Whether models run on it; Apple's are reported alone."""
+        return self.kind != "mps"
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """`gpu_name` is None without a CUDA device; memory in bytes, `cores` physical ones where they can be told."""
+    """Memory and disk in bytes, `cores` physical ones where they can be told; the disk is that of downloaded models."""
 
     cores: int
     ram_bytes: int
     ram_free_bytes: int
-    gpu_name: str | None
-    gpu_free_bytes: int
-    gpu_has_bfloat16: bool
+    disk_free_bytes: int
     cpu_has_bfloat16: bool
+    gpus: tuple[Gpu, ...] = ()
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The card that models run on."""
+        return next((gpu for gpu in self.gpus if gpu.is_used), None)
 
 
-def detect() -> Hardware:
-    """Ask the machine."""
+def detect(cache_dir: Path) -> Hardware:
+    """Ask the machine; what takes a second to measure of a card is kept in `cache_dir`."""
     memory = psutil.virtual_memory()
-    has_gpu = torch.cuda.is_available()
     return Hardware(
-        cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
+        cores=count_cores(),
         ram_bytes=memory.total,
         ram_free_bytes=memory.available,
-        gpu_name=torch.cuda.get_device_name() if has_gpu else None,
-        gpu_free_bytes=torch.cuda.mem_get_info()[0] if has_gpu else 0,
-        gpu_has_bfloat16=has_gpu and torch.cuda.is_bf16_supported(),
+        disk_free_bytes=_free_disk(cache_dir),
         cpu_has_bfloat16=cpu_multiplies_bfloat16(),
+        gpus=(*_cuda_cards(cache_dir), *_apple_card(cache_dir)),
     )
+
+
+def count_cores() -> int:
+    """Physical cores where they can be told."""
+    return int(psutil.cpu_count(logical=False) or os.cpu_count() or 1)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of `device`, a card or the processor, that is free now."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else int(psutil.virtual_memory().available)
+
+
+def _cuda_cards(cache_dir: Path) -> tuple[Gpu, ...]:
+    if not torch.cuda.is_available():
+        return ()
+    return tuple(_cuda_card(torch.device("cuda", index), cache_dir) for index in range(torch.cuda.device_count()))
+
+
+def _cuda_card(device: torch.device, cache_dir: Path) -> Gpu:
+    is_rocm = torch.version.hip is not None
+    major, minor = torch.cuda.get_device_capability(device)
+    name = torch.cuda.get_device_name(device)
+    rates = kept_rates(device, name, cache_dir)
+    free, total = torch.cuda.mem_get_info(device)
+    return Gpu(
+        name=name,
+        total_bytes=total,
+        free_bytes=free,
+        compute_capability=None if is_rocm else major + minor / 10,
+        host_to_device_bytes_per_second=rates.host_to_device,
+        memory_bytes_per_second=rates.memory,
+        flops=rates.flops,
+        kind="rocm" if is_rocm else "cuda",
+    )
+
+
+def _apple_card(cache_dir: Path) -> tuple[Gpu, ...]:
+    """Its memory is the machine's own; the system says how much of that it may take."""
+    if not torch.backends.mps.is_available():
+        return ()
+    total = torch.mps.recommended_max_memory()
+    rates = kept_rates(torch.device("mps"), "Apple GPU", cache_dir)
+    free = min(total - torch.mps.driver_allocated_memory(), psutil.virtual_memory().available)
+    rows = rates.host_to_device, rates.memory, rates.flops
+    return (Gpu("Apple GPU", total, free, None, *rows, kind="mps"),)
+
+
+def _free_disk(folder: Path) -> int:
+    """Of the disk that `folder` is on, or will be."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(there).free
 
 
 class CoresTaken:

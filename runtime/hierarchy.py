@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.choices import Choices
-from runtime.config import LONGEST_DRAFT, Sampling, Speculation
+from runtime.config import DRAFT_CHUNK, LONGEST_DRAFT, Sampling, Speculation
 from runtime.drafter import Drafter
 from runtime.drafters.context import DraftContext
 from runtime.drafters.counted import CountedDrafter, DraftCounts
@@ -38,7 +38,6 @@ EXTRA_TOKEN_COST = 0.08
 SMALL_STEPS_COST = 0.15
 # Matches of so many tokens go on as surely as other drafters guess, and cost nothing.
 LONG_MATCH = 8
-DRAFT_CHUNK = 32  # tokens in a row of what a draft model reads of the document
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +155,12 @@ def _model(
     target: Spec,
 ) -> Drafter:
     """The draft model over its cache, which stands after all of `ids` but the last."""
-    n_sinks, ranking = speculation.sinks, None
+    ranking = None
     if speculation.draft_cache == "retrieval":
         ranking = ChunkRanking(caches.full, caches.queries, DRAFT_CHUNK, target.attention_scale, target.windows)
-        n_sinks = max(2, (speculation.sinks + speculation.window) // DRAFT_CHUNK) * DRAFT_CHUNK
     spec = draft.spec
     shape = (spec.n_layers, spec.n_kv_heads, spec.head_dim)
-    store = StreamingStore(*shape, draft.dtype, draft.device, n_sinks, speculation.window)
+    store = StreamingStore(*shape, draft.dtype, draft.device, speculation.draft_sinks, speculation.window)
     context = DraftContext(draft, store, ranking)
     context.follow(ids, len(ids) - 1)
     captured = captured_on_gpu(draft, store, store.capacity)

@@ -13,6 +13,12 @@ from runtime.kv.store import TrimBelowCommitted
 TAIL = 160  # room for drafts: more than gamma and inner gamma can be together
 ROOM = 256  # at most so many tokens of the budget are left for tokens to come
 NEWEST = 64  # at least so many newest tokens are kept, where a quarter of the budget allows
+REFRESH_EVERY = 64  # committed tokens after which chunks are chosen anew
+
+
+def layer_sizes(budget: int, windows: Sequence[int | None], refresh_every: int = REFRESH_EVERY) -> list[int]:
+    """Tokens that each layer's buffers have room for; `windows` as for `RetrievalStore`."""
+    return [(window + refresh_every if window else budget) + TAIL for window in windows]
 
 
 class RetrievalStore:
@@ -34,7 +40,7 @@ class RetrievalStore:
         budget: int,
         chunk_size: int,
         scale: float,
-        refresh_every: int = 64,
+        refresh_every: int = REFRESH_EVERY,
         windows: Sequence[int | None] = (),
     ) -> None:
         """`windows`: tokens that each layer sees, None for all; empty where all do."""
@@ -51,7 +57,7 @@ class RetrievalStore:
         self._held = [0] * full.n_layers  # committed tokens in each layer's buffers
         keys, _ = full.read(0)
         n_kv_heads, _, head_dim = keys.shape
-        sizes = [(window + refresh_every if window else budget) + TAIL for window in self._windows]
+        sizes = layer_sizes(budget, self._windows, refresh_every)
         self._keys = [keys.new_empty(n_kv_heads, size, head_dim) for size in sizes]
         self._values = [keys.new_empty(n_kv_heads, size, head_dim) for size in sizes]
         self._means: list[Tensor] = [keys.new_empty(n_kv_heads, 0, head_dim) for _ in sizes]
@@ -63,6 +69,10 @@ class RetrievalStore:
     @property
     def committed(self) -> int:
         return self._committed
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in (*self._keys, *self._values, *self._means))
 
     def positions(self, n_tokens: int) -> range:
         return range(self._length - n_tokens, self._length)

@@ -45,6 +45,10 @@ class StreamingStore:
     def capacity(self) -> int:
         return self._keys[0].shape[1]
 
+    @property
+    def n_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in (*self._keys, *self._values))
+
     def positions(self, n_tokens: int) -> range:
         return range(self._held - n_tokens, self._held)
 

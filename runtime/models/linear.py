@@ -11,5 +11,9 @@ class Linear:
         self.weight = weight
         self.bias = bias
 
+    @property
+    def n_bytes(self) -> int:
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
     def __call__(self, hidden: Tensor) -> Tensor:
         return linear(hidden, self.weight, self.bias)

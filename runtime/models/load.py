@@ -65,10 +65,8 @@ def load_model(
     `packs_float32`, which then is no more exact than bfloat16 for few tokens.
     """
     spec = facts.spec
-    file: TensorFile
-    file = SafetensorsFolder(source.path) if source.path.is_dir() else GgufFile(read_header(source.path), spec)
     packs = can_pack(device) and (dtype == torch.bfloat16 or packs_float32)
-    reader = WeightReader(file, spec, dtype, device, packs)
+    reader = WeightReader(_open(source, spec), spec, dtype, device, packs)
     layers = []
     progress(Progress("load", 0, spec.n_layers))
     for index in range(spec.n_layers):
@@ -78,6 +76,17 @@ def load_model(
     shortest = planned_length(1, facts.config, spec.trained_context)
     ropes = build_ropes(facts.config, spec.trained_context, shortest, device)
     return Model(Decoder(spec, weights, ropes, choose_attend(device, dtype)), facts.config, facts.tokenizer)
+
+
+def packed_bytes(source: Source, facts: ModelFacts) -> int:
+    """What four-bit groups of the weights take beside their dense form, where they are used (`WeightReader`); raises
+    `ModelDamaged`, `UnsupportedModel`."""
+    file = _open(source, facts.spec)
+    return WeightReader(file, facts.spec, torch.bfloat16, torch.device("cpu")).packed_bytes(facts.tokenizer.n_tokens)
+
+
+def _open(source: Source, spec: Spec) -> TensorFile:
+    return SafetensorsFolder(source.path) if source.path.is_dir() else GgufFile(read_header(source.path), spec)
 
 
 def read_facts(source: Source, cache_dir: Path) -> ModelFacts:

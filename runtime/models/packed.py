@@ -18,6 +18,7 @@ from runtime.models.dequantize import BLOCKS, float16_at, halves, parts_of_k
 from runtime.models.linear import Linear
 
 GROUP = 32  # weights under one scale
+BFLOAT16_BYTES = 2
 ROWS = 16  # the kernel takes multiples of so many
 PACKED_AT_ONCE = 4096  # rows, a multiple of the kernel's largest tile: they take eight times their room on the way
 AT_ONCE = 4  # tokens a call: with five the kernel takes another path that costs more than two calls
@@ -54,6 +55,10 @@ class PackedLinear(Linear):
         zeros = offsets + 8 * scales
         self._scales = torch.stack([scales.T, zeros.T], -1).to(torch.bfloat16).contiguous()  # [groups, rows, 2]
 
+    @property
+    def n_bytes(self) -> int:
+        return super().n_bytes + self._codes.nbytes + self._scales.nbytes
+
     def __call__(self, hidden: Tensor) -> Tensor:
         if len(hidden) > FEW:
             return super().__call__(hidden)
@@ -70,6 +75,19 @@ class PackedLinear(Linear):
     def _multiplied(self, hidden: Tensor) -> Tensor:
         product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(hidden, self._codes, GROUP, self._scales)
         return product
+
+
+def packed_bytes(n_rows: int, n_columns: int, digits: int) -> int:
+    """What the packed form of a layer takes, beside the dense one."""
+    weights = -(-n_rows // ROWS) * ROWS * n_columns * digits
+    return weights // 2 + weights // GROUP * 2 * BFLOAT16_BYTES  # codes; a scale and a zero for each group
+
+
+def digits_of(quantization: GGMLQuantizationType) -> int | None:
+    """Four-bit digits that a weight is stored in; None where the format is not packed."""
+    if quantization not in READERS:
+        return None
+    return 2 if quantization is GGMLQuantizationType.Q8_0 else 1
 
 
 def can_pack(device: torch.device) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 from runtime.errors import ModelDamaged
 from runtime.models.dequantize import dequantize
 from runtime.models.gguf_header import GgufHeader, StoredTensor
-from runtime.models.packed import Groups, read_groups
+from runtime.models.packed import Groups, digits_of, read_groups
 from runtime.models.spec import Spec
 
 INDEX = "model.safetensors.index.json"
@@ -41,6 +41,10 @@ class TensorFile(Protocol):
 
     def groups(self, name: str) -> Groups | None:
         """The tensor in four-bit groups, where it is stored so."""
+        ...
+
+    def digits(self, name: str) -> int | None:
+        """The digits of these groups, without reading them; None where there are none."""
         ...
 
 
@@ -72,6 +76,9 @@ class SafetensorsFolder:
             out.copy_(file.get_tensor(stored_name))
 
     def groups(self, name: str) -> Groups | None:
+        return None
+
+    def digits(self, name: str) -> int | None:
         return None
 
     @contextlib.contextmanager
@@ -182,6 +189,9 @@ class GgufFile:
         stored = self._header.bytes_of(tensor)
         order = self._order(name, len(stored))
         return read_groups(stored if order is None else stored[order], tensor.quantization)
+
+    def digits(self, name: str) -> int | None:
+        return digits_of(self._found(name).quantization)
 
     def _found(self, name: str) -> StoredTensor:
         tensor = self._header.tensors.get(self._stored_name(name))

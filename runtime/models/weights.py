@@ -7,7 +7,7 @@ from torch.nn.functional import pad
 from runtime.errors import ModelDamaged
 from runtime.models.decoder import Layer, Weights
 from runtime.models.linear import Linear
-from runtime.models.packed import PackedLinear, joined
+from runtime.models.packed import PackedLinear, joined, packed_bytes
 from runtime.models.spec import Spec
 from runtime.models.tensor_file import TensorFile
 
@@ -25,23 +25,20 @@ class WeightReader:
     def layer(self, index: int) -> Layer:
         """The weights of one layer."""
         spec, stem = self._spec, f"model.layers.{index}"
-        queries, keys = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
-        attention = {f"{stem}.self_attn.q_proj": queries}
-        attention |= dict.fromkeys((f"{stem}.self_attn.k_proj", f"{stem}.self_attn.v_proj"), keys)
-        gate_up = dict.fromkeys((f"{stem}.mlp.gate_proj", f"{stem}.mlp.up_proj"), spec.intermediate_size)
+        qkv, output, gate_up, down = self._projections(index)
         post_norm, mlp_norm = None, self._norm(f"{stem}.post_attention_layernorm")
         if spec.has_post_norms:
             post_norm, mlp_norm = mlp_norm, self._norm(f"{stem}.pre_feedforward_layernorm")
         return Layer(
             attention_norm=self._norm(f"{stem}.input_layernorm"),
-            qkv=self._linear(self._fused(attention, f"{stem}.self_attn.qkv_proj"), spec.hidden_size),
+            qkv=self._linear(*qkv),
             query_norm=self._norm(f"{stem}.self_attn.q_norm", spec.head_dim) if spec.has_qk_norm else None,
             key_norm=self._norm(f"{stem}.self_attn.k_norm", spec.head_dim) if spec.has_qk_norm else None,
-            output=self._linear({f"{stem}.self_attn.o_proj": spec.hidden_size}, queries),
+            output=self._linear(*output),
             attention_post_norm=post_norm,
             mlp_norm=mlp_norm,
-            gate_up=self._linear(self._fused(gate_up, f"{stem}.mlp.gate_up_proj"), spec.hidden_size),
-            down=self._linear({f"{stem}.mlp.down_proj": spec.hidden_size}, spec.intermediate_size),
+            gate_up=self._linear(*gate_up),
+            down=self._linear(*down),
             mlp_post_norm=self._norm(f"{stem}.post_feedforward_layernorm") if spec.has_post_norms else None,
             window=spec.windows[index],
             rope=spec.rope_of(index),
@@ -65,9 +62,41 @@ class WeightReader:
             rows = (0, 0, 0, n_tokens - spec.vocab_size)
             unknown = torch.zeros(n_tokens, dtype=self._dtype, device=self._device)
             unknown[spec.vocab_size :] = -torch.inf
-            return Weights(pad(embeddings, rows), layers, norm, Linear(pad(head, rows), unknown))
-        name = "model.embed_tokens" if spec.ties_embeddings else "lm_head"
-        return Weights(embeddings, layers, norm, self._linear_of(head[:n_tokens], [name]))
+            padded = pad(embeddings, rows)
+            head = padded if spec.ties_embeddings else pad(head, rows)
+            return Weights(padded, layers, norm, Linear(head, unknown))
+        return Weights(embeddings, layers, norm, self._linear_of(head[:n_tokens], [self._head_name()]))
+
+    def packed_bytes(self, n_tokens: int) -> int:
+        """What the layers of a model for `n_tokens` tokens take in groups beside their dense form, where that is used;
+        nothing is read for it."""
+        spec = self._spec
+        layers = [linear for index in range(spec.n_layers) for linear in self._projections(index)]
+        if n_tokens <= spec.vocab_size:
+            layers.append(({self._head_name(): spec.vocab_size}, spec.hidden_size))
+        packed = 0
+        for rows, n_columns in layers:
+            digits = {self._file.digits(f"{name}.weight") for name in rows}
+            if len(digits) == 1 and (common := digits.pop()) is not None:
+                packed += packed_bytes(sum(rows.values()), n_columns, common)
+        return packed
+
+    def _projections(self, index: int) -> tuple[tuple[dict[str, int], int], ...]:
+        """The linear layers of a layer, in the order of `Layer`: the rows of each part by its name, and the columns."""
+        spec, stem = self._spec, f"model.layers.{index}"
+        queries, keys = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
+        attention = {f"{stem}.self_attn.q_proj": queries}
+        attention |= dict.fromkeys((f"{stem}.self_attn.k_proj", f"{stem}.self_attn.v_proj"), keys)
+        gate_up = dict.fromkeys((f"{stem}.mlp.gate_proj", f"{stem}.mlp.up_proj"), spec.intermediate_size)
+        return (
+            (self._fused(attention, f"{stem}.self_attn.qkv_proj"), spec.hidden_size),
+            ({f"{stem}.self_attn.o_proj": spec.hidden_size}, queries),
+            (self._fused(gate_up, f"{stem}.mlp.gate_up_proj"), spec.hidden_size),
+            ({f"{stem}.mlp.down_proj": spec.hidden_size}, spec.intermediate_size),
+        )
+
+    def _head_name(self) -> str:
+        return "model.embed_tokens" if self._spec.ties_embeddings else "lm_head"
 
     def _fused(self, rows: dict[str, int], fused: str) -> dict[str, int]:
         """The projections named by `rows`, or where the file has no first of them, the one that holds them all."""

@@ -10,16 +10,14 @@ from app import arguments
 from app.models import list_models
 from app.settings import Settings
 from runtime.errors import NoSuchDevice
-from runtime.hardware import detect
-
-GIB = 2**30
+from tests.runtime.machines import GIB, machine
 
 
 @pytest.fixture
 def hardware(monkeypatch):
     """A machine with 24 GiB free and no GPU."""
-    found = replace(detect(), ram_free_bytes=24 * GIB, gpu_name=None, gpu_free_bytes=0, cpu_has_bfloat16=True)
-    monkeypatch.setattr("app.models.detect", lambda: found)
+    found = machine(24, bfloat16=True)
+    monkeypatch.setattr("app.models.known_hardware", lambda *_: found)
     return found
 
 
@@ -40,7 +38,7 @@ def test_people_read_what_fits_and_what_it_takes(hardware):
     texts = {text.splitlines()[0]: text for text in models}
 
     assert first == "This machine: 24.0 GiB of memory free, no CUDA GPU."
-    assert "fits on the processor with 8,192 tokens: 1.4 GiB of 24.0 GiB" in texts["starter"]
+    assert "fits on the processor with 8,192 tokens: 1.6 GiB of 24.0 GiB" in texts["starter"]
     llama = texts["meta-llama/Llama-3.1-8B-Instruct"]
     assert "16.1 GB in bfloat16; made for 131,072 tokens; Llama 3.1 licence, to be accepted on its page first" in llama
     assert "drafted for by meta-llama/Llama-3.2-1B-Instruct" in llama
@@ -50,7 +48,7 @@ def test_people_read_what_fits_and_what_it_takes(hardware):
 
 
 def test_what_does_not_fit_says_so(hardware, monkeypatch):
-    monkeypatch.setattr("app.models.detect", lambda: replace(hardware, ram_free_bytes=2 * GIB))
+    monkeypatch.setattr("app.models.known_hardware", lambda *_: replace(hardware, ram_free_bytes=2 * GIB))
 
     assert "Qwen/Qwen3-8B\n" in listed(Settings())
     assert "does not fit: even short texts need 17.9 GiB of 2.0 GiB" in listed(Settings())

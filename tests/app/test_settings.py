@@ -36,6 +36,7 @@ def test_every_setting_can_come_from_each_place(config):
     """One table: what the command line knows, the environment and the file know too."""
     values = {
         "model": "m", "draft_model": "d", "context": "1024", "device": "cpu", "dtype": "bfloat16",
+        "mode": "cpu", "hardware": "machine.toml",
         "threads": "2", "gamma": "3", "budget": "256", "chunk_size": "16", "plain": "true",
         "retrieval": "off", "drafter": "merged", "draft_cache": "retrieval",
         "temperature": "0", "top_p": "0.5", "top_k": "7", "min_p": "0.1", "repetition_penalty": "1.1",
@@ -49,6 +50,7 @@ def test_every_setting_can_come_from_each_place(config):
     from_file = resolve({}, config("".join(f'{name.replace("_", "-")} = "{v}"\n' for name, v in values.items())))
     assert from_line == from_environment == from_file
     assert from_line.data_dir == Path("somewhere")
+    assert (from_line.engine_config().mode, from_line.engine_config().hardware) == ("cpu", Path("machine.toml"))
     assert from_line.plain is from_line.no_setup is True
     speculation = from_line.engine_config().speculation
     assert (speculation.enabled, speculation.retrieval) == (False, False)
@@ -64,6 +66,8 @@ def test_every_setting_can_come_from_each_place(config):
         ({"chunk_size": "x"}, {}, "", "--chunk-size"),
         ({"temperature": "nan"}, {}, "", "--temperature"),
         ({"device": "tpu"}, {}, "", "--device"),
+        ({"mode": "disk"}, {}, "", "--mode"),
+        ({"mode": "gpu", "device": "cpu"}, {}, "", "--mode"),
         ({"presence_penalty": "3"}, {}, "", "--presence-penalty"),
         ({"frequency_penalty": "-3"}, {}, "", "--frequency-penalty"),
         ({"drafter": "trees"}, {}, "", "--drafter"),

@@ -11,14 +11,24 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 
-from runtime.config import EngineConfig, Request, Sampling, Speculation
+from runtime.config import EngineConfig, Request, Sampling, Speculation, Wishes
 from runtime.engine import Engine, assemble
-from runtime.errors import ContextExceeded, InvalidSetting, ModelNotFound, NoSuchDevice, OutOfMemory, VocabularyMismatch
+from runtime.errors import (
+    ContextExceeded,
+    HardwareRefused,
+    InvalidSetting,
+    ModelNotFound,
+    NoSuchDevice,
+    OutOfMemory,
+    VocabularyMismatch,
+)
 from runtime.events import Emission, Finished, Progress
-from runtime.hardware import detect
-from runtime.memory import MARGIN_BYTES
+from runtime.footprint import Pair
+from runtime.hardware_file import written
+from runtime.memory import plan
 from runtime.models.load import read_facts
 from runtime.models.sources import locate
+from tests.runtime.machines import machine
 from tests.runtime.tiny import N_TOKENS, change_config, random_ids, save_tiny, tiny_model
 from tests.runtime.tiny_gguf import write_gguf
 
@@ -222,6 +232,26 @@ def test_what_cannot_be_had_is_refused_by_name(models: Path, tmp_path: Path) -> 
     if not torch.cuda.is_available():
         with pytest.raises(NoSuchDevice):
             assemble(config(models, device="cuda"), lambda _: None)
+    with pytest.raises(InvalidSetting, match="no runtime yet"):
+        assemble(config(models, device="auto", mode="offload", hardware=written_to(tmp_path)), lambda _: None)
+
+
+def test_a_card_that_is_in_a_file_alone_is_not_run_on(models: Path, tmp_path: Path) -> None:
+    """Whatever the plan says of it; and the processor that is asked for is there."""
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a card")
+    with pytest.raises(HardwareRefused, match="a GPU that this machine does not have"):
+        assemble(config(models, device="auto", hardware=written_to(tmp_path)), lambda _: None)
+    built = assemble(config(models, hardware=written_to(tmp_path)), lambda _: None)
+    assert built.facts.mode == "cpu"
+    built.close()
+
+
+def written_to(folder: Path) -> Path:
+    """A file that describes a machine with a card."""
+    path = folder / "machine.toml"
+    path.write_text(written(machine(64, 24)), "utf-8")
+    return path
 
 
 def test_a_model_with_its_own_scaling_is_not_stretched_further(tmp_path: Path) -> None:
@@ -237,8 +267,10 @@ def test_a_model_with_its_own_scaling_is_not_stretched_further(tmp_path: Path) -
 def test_a_default_context_shrinks_to_the_memory_there_is(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a wish of the person's, less context is better than none; a wish is refused with its numbers."""
     spec = read_facts(locate(str(models / "model"), models, False, lambda _: None), models).spec
-    needed = MARGIN_BYTES + 4 * spec.n_parameters + 5000 * spec.kv_bytes_per_token(4)
-    monkeypatch.setattr("runtime.engine.detect", lambda: replace(detect(), ram_free_bytes=needed, gpu_name=None))
+    wishes = Wishes(dtype="float32", speculation=SMALL)
+    plans = [plan(machine(), Pair(spec), context, wishes) for context in (4096, 8192)]
+    needed = sum(chosen.bytes.total for chosen in plans) // 2
+    monkeypatch.setattr("runtime.engine.known_hardware", lambda *_: replace(machine(), ram_free_bytes=needed))
     built = assemble(config(models, context=None), lambda _: None)
     assert built.facts.context == 4096
     built.close()
@@ -250,7 +282,7 @@ def test_a_kept_document_makes_room_for_one_that_would_not_fit_beside_it(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(engine, prompt(300, 1))
-    monkeypatch.setattr("runtime.engine.detect", lambda: replace(detect(), ram_free_bytes=1000))
+    monkeypatch.setattr("runtime.engine.free_bytes", lambda _: 1000)
     ask(engine, prompt(300, 2))
     assert ask(engine, [*prompt(300, 2), 7, 8]).stats.cached_tokens == 300
     assert ask(engine, [*prompt(300, 1), 7, 8]).stats.cached_tokens == 0

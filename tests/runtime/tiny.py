@@ -281,6 +281,9 @@ class HeldTensors:
     def groups(self, name: str) -> None:
         return None
 
+    def digits(self, name: str) -> None:
+        return None
+
 
 def random_ids(n_tokens: int, seed: int = 0) -> Tensor:
     """Ids [tokens] of the tiny tokenizer."""

@@ -1,0 +1,91 @@
+"""How fast a card copies and multiplies: measured once on a machine and kept."""
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+FORMAT = 1  # counted up whenever what is measured changes
+COPIED_BYTES = 1 << 27
+SIDE = 8192  # of the matrices multiplied
+REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Bytes a second from pinned host memory and through the device's own, operations a second of bfloat16 products."""
+
+    host_to_device: int
+    memory: int
+    flops: int
+
+
+# Of a card so full that nothing can be measured on it: those of a small old one.
+CAUTIOUS = Rates(host_to_device=6 * 10**9, memory=10**11, flops=5 * 10**12)
+
+
+def kept_rates(device: torch.device, name: str, cache_dir: Path) -> Rates:
+    """Those kept in `cache_dir` for the card `name`, else measured now, in about a second."""
+    what = (FORMAT, name, str(device), torch.__version__)
+    path = cache_dir / "rates" / f"{hashlib.sha256(repr(what).encode()).hexdigest()[:24]}.json"
+    if (kept := _read(path)) is not None:
+        return kept
+    try:
+        measured = measure(device, COPIED_BYTES, SIDE)
+    except torch.OutOfMemoryError:
+        return CAUTIOUS  # not kept: another day there is room
+    finally:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # else what was allocated here would not count as free
+    with contextlib.suppress(OSError):  # it is measured again the next time
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(asdict(measured)), "utf-8")
+        unfinished.replace(path)
+    return measured
+
+
+def measure(device: torch.device, n_bytes: int, side: int) -> Rates:
+    """By copies of `n_bytes` and a product of square matrices of `side`; raises `torch.OutOfMemoryError`."""
+    host = torch.empty(n_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    there, beside = (torch.empty(n_bytes, dtype=torch.uint8, device=device) for _ in range(2))
+    matrix = torch.ones(side, side, dtype=torch.bfloat16, device=device)
+    return Rates(
+        host_to_device=int(n_bytes / _seconds(device, lambda: there.copy_(host, non_blocking=True))),
+        memory=int(2 * n_bytes / _seconds(device, lambda: beside.copy_(there))),  # read and written
+        flops=int(2 * side**3 / _seconds(device, lambda: matrix @ matrix)),
+    )
+
+
+def _seconds(device: torch.device, run: Callable[[], object]) -> float:
+    """The least of some runs, after one that warms up."""
+    run()
+    return min(_once(device, run) for _ in range(REPEATS))
+
+
+def _once(device: torch.device, run: Callable[[], object]) -> float:
+    _wait(device)
+    started = time.perf_counter()
+    run()
+    _wait(device)
+    return max(time.perf_counter() - started, 1e-9)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def _read(path: Path) -> Rates | None:
+    """What was kept; None where there is nothing, or nothing whole."""
+    try:
+        rates = Rates(**{name: int(rate) for name, rate in json.loads(path.read_text("utf-8")).items()})
+    except (OSError, ValueError, AttributeError, TypeError):
+        return None
+    return rates if min(rates.host_to_device, rates.memory, rates.flops) > 0 else None

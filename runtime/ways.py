@@ -1,0 +1,221 @@
+"""The ways to run a model on a machine, each with what it needs: from facts alone.
+
+There are four, the best first: all of it on the card (`gpu`); its KV cache in main memory but for as many layers' as
+fit the card, streamed layer by layer (`offload`); its weights streamed as well (`offload` too); the processor alone
+(`cpu`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from runtime.config import DtypeChoice, Wishes
+from runtime.footprint import (
+    CUDA_CONTEXT_BYTES,
+    MARGIN_BYTES,
+    Bytes,
+    Pair,
+    activation_bytes,
+    block_of,
+    buffered_kv_bytes,
+    buffered_weight_bytes,
+    captured_bytes,
+    draft_bytes,
+    embedding_bytes,
+    full_kv_bytes,
+    kv_tokens,
+    layer_kv_bytes,
+    retrieval_bytes,
+    weight_bytes,
+)
+from runtime.hardware import Gpu, Hardware
+from runtime.predictions import Prediction, Streamed, card_speed, predict, processor_speed
+
+Mode = Literal["gpu", "offload", "cpu"]
+MODES: frozenset[Mode] = frozenset({"gpu", "offload", "cpu"})
+RUNNABLE: frozenset[Mode] = frozenset({"gpu", "cpu"})  # offload is planned, and has no runtime yet
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way to run a model for sequences of `context` tokens, whether it fits or not.
+
+    `bytes` lie on the device that computes, which has `free_bytes`; `streamed` in main memory, which has
+    `ram_free_bytes`. `layers_on_gpu` have their KV on the card. `reason` is one sentence with the numbers it rests on.
+    """
+
+    mode: Mode
+    dtype: torch.dtype
+    context: int
+    reason: str
+    layers_on_gpu: int
+    bytes: Bytes
+    free_bytes: int
+    streamed: Streamed
+    ram_free_bytes: int
+    predicted: Prediction
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu" if self.mode == "cpu" else "cuda")
+
+    @property
+    def fits(self) -> bool:
+        return self.missing_bytes == 0
+
+    @property
+    def missing_bytes(self) -> int:
+        """What the device, or main memory beside it, has too little of."""
+        on_device = max(0, self.bytes.total - self.free_bytes)
+        streams = self.streamed.total > 0
+        beside = max(0, self.streamed.total + MARGIN_BYTES - self.ram_free_bytes) if streams else 0
+        return max(on_device, beside)
+
+
+def ways(hardware: Hardware, pair: Pair, context: int, wishes: Wishes) -> tuple[Plan, ...]:
+    """All ways there are on this hardware, the best first, with what each needs."""
+    return tuple(_all_ways(hardware, pair, context, wishes))
+
+
+def _all_ways(hardware: Hardware, pair: Pair, context: int, wishes: Wishes) -> Iterator[Plan]:
+    gpu, needs_on_card = hardware.gpu, None
+    if gpu is not None:
+        dtype = _dtype(wishes.dtype, gpu.has_bfloat16)
+        whole = _on_card(hardware, gpu, pair, context, dtype, wishes)
+        needs_on_card = whole.bytes.total
+        yield whole
+        yield _offloaded(hardware, gpu, whole, pair, wishes)
+        yield _all_streamed(hardware, gpu, whole, pair, wishes)
+    yield _on_processor(hardware, pair, context, wishes, needs_on_card)
+
+
+def _on_card(hardware: Hardware, gpu: Gpu, pair: Pair, context: int, dtype: torch.dtype, wishes: Wishes) -> Plan:
+    """Everything on the card."""
+    spec, speculation = pair.target, wishes.speculation
+    block = block_of(spec, torch.device("cuda"), streams=False)
+    needed = Bytes(
+        weights=weight_bytes(spec, dtype),
+        full_kv=full_kv_bytes(spec, context, dtype),
+        retrieval_kv=retrieval_bytes(spec, context, speculation, dtype),
+        draft=draft_bytes(pair, context, speculation, dtype, packed=False),
+        buffers=captured_bytes(spec, context, speculation, dtype),
+        activations=activation_bytes(spec, block, context, dtype, on_gpu=True),
+        cuda_context=CUDA_CONTEXT_BYTES,
+        margin=MARGIN_BYTES,
+    )
+    reason = (
+        f"{gpu.name} has {gib(gpu.free_bytes)} free; weights and the KV cache of {context:,} tokens need "
+        f"{gib(needed.total)}."
+    )
+    return _card_plan("gpu", hardware, gpu, pair, context, dtype, wishes, needed, Streamed(), spec.n_layers, reason)
+
+
+def _offloaded(hardware: Hardware, gpu: Gpu, whole: Plan, pair: Pair, wishes: Wishes) -> Plan:
+    """The KV cache in main memory, but for the layers that fit the card."""
+    spec, dtype, context = pair.target, whole.dtype, whole.context
+    layer_kv = kv_tokens(context) * layer_kv_bytes(spec, dtype)
+    block = block_of(spec, torch.device("cuda"), streams=True)
+    least = replace(
+        whole.bytes,
+        full_kv=0,
+        buffers=whole.bytes.buffers + buffered_kv_bytes(spec, context, dtype),
+        activations=activation_bytes(spec, block, context, dtype, on_gpu=True),
+    )
+    n_layers = max(0, min(spec.n_layers - 1, (gpu.free_bytes - least.total) // layer_kv))
+    needed = replace(least, full_kv=n_layers * layer_kv)
+    streamed = Streamed(full_kv=(spec.n_layers - n_layers) * layer_kv)
+    wanted = "" if whole.fits else f" where everything on it needs {gib(whole.bytes.total)}"
+    reason = (
+        f"{gpu.name} has {gib(gpu.free_bytes)} free{wanted}, so the KV cache of {n_layers} of "
+        f"{spec.n_layers} layers stays there and {gib(streamed.full_kv)} are streamed from memory, which has "
+        f"{gib(hardware.ram_free_bytes)} free."
+    )
+    return _card_plan("offload", hardware, gpu, pair, context, dtype, wishes, needed, streamed, n_layers, reason)
+
+
+def _all_streamed(hardware: Hardware, gpu: Gpu, whole: Plan, pair: Pair, wishes: Wishes) -> Plan:
+    """Weights and KV cache in main memory; embeddings, draft model and retrieval cache on the card."""
+    spec, dtype, context = pair.target, whole.dtype, whole.context
+    block = block_of(spec, torch.device("cuda"), streams=True)
+    needed = replace(
+        whole.bytes,
+        weights=embedding_bytes(spec, dtype),
+        full_kv=0,
+        buffers=whole.bytes.buffers + buffered_kv_bytes(spec, context, dtype) + buffered_weight_bytes(spec, dtype),
+        activations=activation_bytes(spec, block, context, dtype, on_gpu=True),
+    )
+    streamed = Streamed(whole.bytes.weights - needed.weights, whole.bytes.full_kv)
+    reason = (
+        f"{gpu.name} has {gib(gpu.free_bytes)} free where the weights alone are {gib(whole.bytes.weights)}, so "
+        f"{gib(streamed.weights)} of them and the KV cache, {gib(streamed.full_kv)}, are streamed from memory, which "
+        f"has {gib(hardware.ram_free_bytes)} free."
+    )
+    return _card_plan("offload", hardware, gpu, pair, context, dtype, wishes, needed, streamed, 0, reason)
+
+
+def _card_plan(
+    mode: Mode,
+    hardware: Hardware,
+    gpu: Gpu,
+    pair: Pair,
+    context: int,
+    dtype: torch.dtype,
+    wishes: Wishes,
+    needed: Bytes,
+    streamed: Streamed,
+    n_layers: int,
+    reason: str,
+) -> Plan:
+    spec, block = pair.target, block_of(pair.target, torch.device("cuda"), streamed.total > 0)
+    read_bytes = weight_bytes(spec, dtype)
+    predicted = predict(spec, context, dtype, read_bytes, card_speed(gpu), streamed, block, wishes.speculation)
+    ram = hardware.ram_free_bytes
+    return Plan(mode, dtype, context, reason, n_layers, needed, gpu.free_bytes, streamed, ram, predicted)
+
+
+def _on_processor(hardware: Hardware, pair: Pair, context: int, wishes: Wishes, needs_on_card: int | None) -> Plan:
+    """Everything in main memory, the weights in four-bit groups too where they are stored so."""
+    spec, speculation = pair.target, wishes.speculation
+    dtype = _dtype(wishes.dtype, hardware.cpu_has_bfloat16)
+    packed_bytes = pair.packed_bytes if wishes.packs else 0
+    block = block_of(spec, torch.device("cpu"), streams=False)
+    needed = Bytes(
+        weights=weight_bytes(spec, dtype) + packed_bytes,
+        full_kv=full_kv_bytes(spec, context, dtype),
+        retrieval_kv=retrieval_bytes(spec, context, speculation, dtype),
+        draft=draft_bytes(pair, context, speculation, dtype, wishes.packs),
+        buffers=0,
+        activations=activation_bytes(spec, block, context, dtype, on_gpu=False),
+        cuda_context=0,
+        margin=MARGIN_BYTES,
+    )
+    why = _why_processor(hardware, wishes, needs_on_card)
+    free = hardware.ram_free_bytes
+    reason = f"{why}; {gib(needed.total)} of memory are needed and {gib(free)} are free."
+    speed = processor_speed(hardware.cores, dtype)
+    read_bytes = packed_bytes or weight_bytes(spec, dtype)
+    predicted = predict(spec, context, dtype, read_bytes, speed, Streamed(), block, speculation)
+    return Plan("cpu", dtype, context, reason, 0, needed, free, Streamed(), free, predicted)
+
+
+def _why_processor(hardware: Hardware, wishes: Wishes, needs_on_card: int | None) -> str:
+    if wishes.device == "cpu" or wishes.mode == "cpu":
+        return "The CPU was asked for"
+    if hardware.gpu is None or needs_on_card is None:
+        return f"There is no CUDA GPU, so {hardware.cores} CPU cores do the work"
+    return (
+        f"{hardware.gpu.name} has {gib(hardware.gpu.free_bytes)} free where {gib(needs_on_card)} are needed, so the "
+        "CPU does the work"
+    )
+
+
+def _dtype(choice: DtypeChoice, has_bfloat16: bool) -> torch.dtype:
+    if choice == "auto":
+        return torch.bfloat16 if has_bfloat16 else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[choice]
+
+
+def gib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:.1f} GiB"
