@@ -5,6 +5,7 @@ python launch.py ask FILE... -q QUESTION    answer in the terminal
 python launch.py --serve                    the page, without opening a browser
 python launch.py bench                      measure this machine
 python launch.py models                     list models, with what fits this machine
+python launch.py plan                       show where a model would run here, and why
 python launch.py verify                     check that drafting does not change what the model says
 python launch.py setup [--extra NAME...]    set up, or repair the set-up, and stop there
 python launch.py test [PYTEST ARGUMENTS]    set up for testing and run the whole suite

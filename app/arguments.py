@@ -92,6 +92,14 @@ class Models:
 
 
 @dataclass(frozen=True, slots=True)
+class ShowPlan:
+    """Say where a model would run and why, or with `prints_hardware` just what there is to run on."""
+
+    as_json: bool
+    prints_hardware: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Verify:
     """Compare speculative with plain decoding after `n_prompts` prompts."""
 
@@ -99,7 +107,7 @@ class Verify:
     as_json: bool
 
 
-Command = OpenPage | Ask | Bench | Models | Verify
+Command = OpenPage | Ask | Bench | Models | ShowPlan | Verify
 
 
 class _Parser(argparse.ArgumentParser):
@@ -126,6 +134,8 @@ def parse(argv: list[str], version: str) -> tuple[Command, dict[str, str]]:
         return Bench(plan_of(given)), settings
     if given.command == "models":
         return Models(given.json), settings
+    if given.command == "plan":
+        return ShowPlan(given.json, given.print_hardware), settings
     if given.command == "verify":
         return Verify(_n_prompts(given.prompts), given.json), settings
     return OpenPage(open_browser=not given.serve), settings
@@ -159,7 +169,7 @@ def _parser(version: str) -> _Parser:
     parser = _Parser(
         prog="fullread",
         usage="fullread [--serve] [OPTION ...]\n       fullread ask FILE ... -q TEXT\n"
-        "       fullread bench | verify | models",
+        "       fullread bench | verify | models | plan",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         parents=[common],
@@ -201,6 +211,16 @@ def _parser(version: str) -> _Parser:
         allow_abbrev=False,
     )
     models.add_argument("--json", action="store_true", help="print one JSON array")
+
+    plan = commands.add_parser(
+        "plan",
+        usage="fullread plan [--model NAME] [--context TOKENS] [--json] [--print-hardware] [OPTION ...]",
+        help="show where a model would run on this machine, and why",
+        parents=[common],
+        allow_abbrev=False,
+    )
+    plan.add_argument("--json", action="store_true", help="print one JSON object")
+    plan.add_argument("--print-hardware", action="store_true", help="print this machine as a file for --hardware")
 
     verify = commands.add_parser(
         "verify",

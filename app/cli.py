@@ -59,6 +59,10 @@ def _run(argv: list[str]) -> int:
             from app.models import list_models
 
             return list_models(settings, command.as_json, sys.stdout)
+        case arguments.ShowPlan():
+            from app.planning import show_plan
+
+            return show_plan(command, settings, sys.stdout)
         case arguments.Verify():
             from app.verifying import verify
 

@@ -1,5 +1,6 @@
 """The command line as a process of its own: exit statuses, both streams, how fast a slip is told."""
 
+import json
 import os
 import re
 import subprocess
@@ -17,6 +18,8 @@ from app.errors import WrongUsage
 from app.library import Library
 from app.settings import Settings
 from runtime.bench import Plan
+from runtime.hardware_file import written
+from tests.runtime.machines import machine
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,6 +62,7 @@ def run(tmp_path):
         (["bench", "--contexts", "1k"], "1024,4096,8192"),
         (["bench", "--json", "no/such/folder.json"], "--json"),
         (["models", "llama"], "There is no option llama."),
+        (["plan", "llama"], "There is no option llama."),
         (["verify", "--prompts", "0"], "--prompts is “0”"),
         (["verify", "--prompts", "many"], "Write it like 4."),
         (["verify", "paper.pdf"], "paper.pdf"),
@@ -85,6 +89,16 @@ def test_settings_from_elsewhere_are_named(run, tmp_path):
     done = run("--serve", FULLREAD_CONFIG=str(tmp_path / "config.toml"))
     assert done.returncode == 2
     assert "Did you mean gamma?" in done.stderr
+
+
+def test_a_plan_for_another_machine_comes_from_a_file(run, tmp_path):
+    """Named in the environment; nothing of the model is there, and nothing is fetched."""
+    path = tmp_path / "machine.toml"
+    path.write_text(written(machine(64, 24)), "utf-8")
+    done = run("plan", "--model", "Qwen/Qwen3-8B", "--context", "8192", "--json", FULLREAD_HARDWARE=str(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert (found["mode"], found["layers_on_gpu"], found["runs_today"]) == ("gpu", 36, "gpu")
 
 
 def test_an_encrypted_pdf_asks_for_its_password(run, tmp_path):
@@ -134,6 +148,8 @@ def test_commands():
     """No command opens the page; --serve does not open the browser; verify has options of its own."""
     assert arguments.parse([], "1") == (arguments.OpenPage(True), {})
     assert arguments.parse(["--serve", "--port", "0"], "1") == (arguments.OpenPage(False), {"port": "0"})
+    assert arguments.parse(["plan", "--json"], "1") == (arguments.ShowPlan(True, False), {})
+    assert arguments.parse(["plan", "--print-hardware"], "1") == (arguments.ShowPlan(False, True), {})
     assert arguments.parse(["verify"], "1") == (arguments.Verify(4, False), {})
     assert arguments.parse(["verify", "--json", "--model", "m", "--prompts", "2"], "1") == (
         arguments.Verify(2, True),

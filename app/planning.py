@@ -1,0 +1,210 @@
+"""`fullread plan`: where a model would run on this machine, what it would take, and what else there is."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TextIO
+
+from app.arguments import ShowPlan
+from app.naming import shown
+from app.settings import Settings
+from runtime.catalogue import Entry, load_catalogue
+from runtime.config import Wishes
+from runtime.engine import pair_of
+from runtime.errors import InvalidSetting, OutOfMemory
+from runtime.footprint import Pair
+from runtime.hardware import Hardware
+from runtime.hardware_file import known_hardware, written
+from runtime.memory import plan, plan_longest
+from runtime.models.load import ModelFacts, read_facts
+from runtime.models.rope import longest_context
+from runtime.models.sources import locate
+from runtime.ways import MODES, Plan, gib, ways
+
+_PARTS = {
+    "weights": "weights",
+    "full_kv": "full KV cache",
+    "retrieval_kv": "retrieval cache",
+    "draft": "draft model and its cache",
+    "buffers": "buffers",
+    "activations": "activations",
+    "cuda_context": "CUDA itself",
+    "margin": "margin",
+}
+_PLACES = {"gpu": "on the GPU", "offload": "on the GPU, its KV cache in main memory", "cpu": "on the processor"}
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The best plan, the one that runs today (None where none does), and the ways next to the best."""
+
+    model: str
+    draft_model: str | None
+    best: Plan
+    today: Plan | None
+    better: Plan | None
+    worse: Plan | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shapes:
+    pair: Pair
+    longest: int
+    notes: tuple[str, ...]
+
+
+def show_plan(command: ShowPlan, settings: Settings, out: TextIO) -> int:
+    """Print the plan to `out`; gives the exit status. Raises `EngineError`, `OutOfMemory` where nothing fits."""
+    hardware = known_hardware(settings.hardware, settings.cache_dir)
+    if command.prints_hardware:
+        print(written(hardware), end="", file=out)
+        return 0
+    planned = find_plan(hardware, settings)
+    print(json.dumps(_record(planned)) if command.as_json else _described(planned), file=out)
+    return 0
+
+
+def find_plan(hardware: Hardware, settings: Settings) -> Planned:
+    """For the model that is set; nothing is downloaded. Without a context the longest that fits today."""
+    shapes, wishes = _shapes(settings), settings.engine_config().wishes
+    context = settings.context or _fitting_context(hardware, shapes, wishes)
+    best = plan(hardware, shapes.pair, context, wishes, MODES)
+    found = ways(hardware, shapes.pair, context, wishes)
+    place = found.index(next(way for way in found if _is_same(way, best)))
+    return Planned(
+        model=settings.model,
+        draft_model=settings.draft_model,
+        best=best,
+        today=_today(hardware, shapes.pair, context, wishes),
+        better=found[place - 1] if place > 0 else None,
+        worse=found[place + 1] if place + 1 < len(found) else None,
+        notes=shapes.notes,
+    )
+
+
+def _is_same(way: Plan, other: Plan) -> bool:
+    return (way.mode, way.streamed) == (other.mode, other.streamed)
+
+
+def _today(hardware: Hardware, pair: Pair, context: int, wishes: Wishes) -> Plan | None:
+    try:
+        return plan(hardware, pair, context, wishes)
+    except (OutOfMemory, InvalidSetting):
+        return None
+
+
+def _fitting_context(hardware: Hardware, shapes: _Shapes, wishes: Wishes) -> int:
+    try:
+        return plan_longest(hardware, shapes.pair, shapes.longest, wishes).context
+    except (OutOfMemory, InvalidSetting):
+        return plan_longest(hardware, shapes.pair, shapes.longest, wishes, MODES).context
+
+
+def _shapes(settings: Settings) -> _Shapes:
+    """From the catalogue where both models are in it, else from what is on this disk."""
+    entries = {entry.id: entry for entry in load_catalogue()}
+    target = entries.get(settings.model)
+    draft = entries.get(settings.draft_model or "")
+    if target is not None and (draft is not None or settings.draft_model is None):
+        return _listed(target, draft, settings.context)
+    config = settings.engine_config()
+    source = locate(config.model, config.cache_dir, False, lambda _: None)
+    facts = read_facts(source, config.cache_dir)
+    draft_source, draft_facts = None, None
+    if config.draft_model is not None:
+        draft_source = locate(config.draft_model, config.cache_dir, False, lambda _: None)
+        draft_facts = read_facts(draft_source, config.cache_dir)
+    longest = _longest(facts)
+    if config.context is not None and config.context > longest:
+        raise InvalidSetting("context", config.context, f"at most {longest:,} tokens with this model")
+    return _Shapes(pair_of(source, facts, draft_source, draft_facts), longest, ())
+
+
+def _longest(facts: ModelFacts) -> int:
+    return longest_context(facts.config, facts.spec.trained_context)
+
+
+def _listed(target: Entry, draft: Entry | None, context: int | None) -> _Shapes:
+    notes = [] if target.is_supported else ["This model is not supported yet."]
+    if target.note is not None:
+        notes.append(target.note)
+    if draft is None and target.draft is not None:
+        notes.append(f"A draft model for it: --draft-model {target.draft}")
+    if context is not None and context > target.longest_context:
+        notes.append(f"No answer is given over so many tokens: it reads at most {target.longest_context:,}.")
+    return _Shapes(target.pair_with(draft), target.longest_context, tuple(notes))
+
+
+def _record(planned: Planned) -> dict[str, object]:
+    best = planned.best
+    return {
+        "model": planned.model,
+        "draft_model": planned.draft_model,
+        "context": best.context,
+        **_way(best),
+        "runs_today": planned.today.mode if planned.today else None,
+        "next_better": _way(planned.better) if planned.better else None,
+        "next_worse": _way(planned.worse) if planned.worse else None,
+    }
+
+
+def _way(way: Plan) -> dict[str, object]:
+    return {
+        "mode": way.mode,
+        "reason": way.reason,
+        "layers_on_gpu": way.layers_on_gpu,
+        "dtype": str(way.dtype).removeprefix("torch."),
+        "bytes": asdict(way.bytes),
+        "free_bytes": way.free_bytes,
+        "streamed_bytes": asdict(way.streamed),
+        "ram_free_bytes": way.ram_free_bytes,
+        "fits": way.fits,
+        "predicted": asdict(way.predicted),
+    }
+
+
+def _described(planned: Planned) -> str:
+    best = planned.best
+    lines = [f"{shown(planned.model)} with {best.context:,} tokens: {_PLACES[best.mode]} ({best.mode})."]
+    lines += [best.reason, *map(shown, planned.notes)]
+    if planned.today is None:
+        lines.append(f"Nothing of this runs yet: {best.mode} has no runtime, and nothing else that was asked for fits.")
+    elif planned.today.mode != best.mode:
+        lines.append(f"{best.mode} has no runtime yet, so today: {planned.today.mode}. {planned.today.reason}")
+        lines.append(_speed(planned.today))
+    where = "In main memory" if best.mode == "cpu" else "On the card"
+    lines += ["", f"{where}, of {gib(best.free_bytes)} free:"]
+    sizes = asdict(best.bytes)
+    lines += [f"  {words:<26}{_size(sizes[name]):>11}" for name, words in _PARTS.items() if sizes[name]]
+    lines.append(f"  {'together':<26}{_size(best.bytes.total):>11}")
+    if best.streamed.total:
+        lines += ["", f"In main memory and streamed, of {gib(best.ram_free_bytes)} free:"]
+        lines += [f"  {_PARTS[name]:<26}{_size(size):>11}" for name, size in asdict(best.streamed).items() if size]
+    lines += ["", _speed(best), ""]
+    lines.append(f"Next better: {_neighbour(planned.better)}")
+    lines.append(f"Next worse: {_neighbour(planned.worse)}")
+    return "\n".join(lines)
+
+
+def _speed(way: Plan) -> str:
+    """Never measured on the model: said so."""
+    predicted = way.predicted
+    return (
+        f"Predicted, not measured: {predicted.prefill_seconds:,.1f} s to read a full context, then "
+        f"{predicted.tokens_per_second:.1f} tokens a second ({predicted.plain_tokens_per_second:.1f} without drafts)."
+    )
+
+
+def _neighbour(way: Plan | None) -> str:
+    if way is None:
+        return "there is none."
+    said = f"{_PLACES[way.mode]} ({way.mode})"
+    if way.streamed.weights:
+        said = f"on the GPU, weights and KV cache in main memory ({way.mode})"
+    if not way.fits:
+        return f"{said}, which lacks {gib(way.missing_bytes)} of memory: it needs {gib(way.bytes.total)} there."
+    return f"{said}. {_speed(way)}"
+
+
+def _size(n_bytes: int) -> str:
+    return gib(n_bytes) if n_bytes >= 2**30 else f"{n_bytes / 2**20:,.0f} MiB"

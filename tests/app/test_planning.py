@@ -1,0 +1,123 @@
+"""`fullread plan`, as people and as programs read it."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from app.arguments import ShowPlan
+from app.planning import show_plan
+from app.problems import explain
+from app.settings import Settings
+from runtime.catalogue import load_catalogue
+from runtime.errors import InvalidSetting, ModelNotFound, OutOfMemory
+from runtime.hardware_file import read_hardware, written
+from runtime.ways import RUNNABLE
+from tests.runtime.machines import GIB, machine
+from tests.runtime.tiny import save_tiny
+
+ENTRIES = load_catalogue()
+LARGE, DRAFT = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home machine in a file: 64 GiB, and 24 GiB on the card."""
+    path = tmp_path / "machine.toml"
+    path.write_text(written(machine(64, 24, bfloat16=True, cores=16)), "utf-8")
+    return path
+
+
+def planned(settings: Settings, as_json: bool = False) -> str:
+    out = io.StringIO()
+    assert show_plan(ShowPlan(as_json, prints_hardware=False), settings, out) == 0
+    return out.getvalue()
+
+
+def record(home: Path, **options: object) -> dict:
+    return json.loads(planned(Settings(hardware=home, **options), as_json=True))
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
+def test_every_model_of_the_catalogue_is_planned_offline(home, entry):
+    """Nothing is there of it but its line in the catalogue."""
+    found = record(home, model=entry.id, context=8192)
+    assert found["mode"] == "gpu"
+    assert sum(found["bytes"].values()) <= found["free_bytes"] == 24 * GIB
+    assert found["predicted"]["prefill_seconds"] > 0
+    assert f"{entry.id} with 8,192 tokens: on the GPU (gpu)." in planned(
+        Settings(hardware=home, model=entry.id, context=8192)
+    )
+
+
+def test_programs_read_what_the_issue_names(home):
+    found = record(home, model=LARGE, draft_model=DRAFT, context=131_072)
+    assert {"mode", "reason", "layers_on_gpu", "bytes", "predicted"} <= set(found)
+    assert (found["mode"], 0 < found["layers_on_gpu"] < 32) == ("offload", True)
+    assert set(found["bytes"]) == {
+        "weights", "full_kv", "retrieval_kv", "draft", "buffers", "activations", "cuda_context", "margin"
+    }  # fmt: skip
+    assert {"prefill_seconds", "tokens_per_second"} <= set(found["predicted"])
+    assert found["streamed_bytes"]["full_kv"] + found["bytes"]["full_kv"] == 131_137 * 131_072
+    assert (found["next_better"]["mode"], found["next_better"]["fits"]) == ("gpu", False)
+    assert found["next_worse"]["streamed_bytes"]["weights"] > 0
+
+
+def test_people_read_the_plan_its_reason_and_its_neighbours(home):
+    text = planned(Settings(hardware=home, model=LARGE, draft_model=DRAFT, context=131_072))
+    assert text.startswith(f"{LARGE} with 131,072 tokens: on the GPU, its KV cache in main memory (offload).\n")
+    assert "24.0 GiB free where everything on it needs" in text
+    assert "of 32 layers stays there" in text
+    assert "Predicted, not measured: " in text
+    assert "Next better: on the GPU (gpu), which lacks " in text
+    assert "Next worse: on the GPU, weights and KV cache in main memory (offload). Predicted" in text
+
+
+@pytest.mark.skipif("offload" in RUNNABLE, reason="it runs")
+def test_what_does_not_run_yet_is_said_with_what_does(home):
+    """A plan is no promise: the mode that answers today stands beside the best one."""
+    settings = Settings(hardware=home, model=LARGE, context=131_072)
+    assert record(home, model=LARGE, context=131_072)["runs_today"] == "cpu"
+    assert "offload has no runtime yet, so today: cpu. " in planned(settings)
+    asked = Settings(hardware=home, model=LARGE, context=131_072, mode="offload")
+    assert "Nothing of this runs yet" in planned(asked)
+    assert "no runtime" not in planned(Settings(hardware=home, model=LARGE, context=8192))
+
+
+def test_a_mode_is_obeyed_or_refused_with_numbers(home):
+    assert record(home, model=LARGE, context=131_072, mode="cpu")["mode"] == "cpu"
+    assert record(home, model=LARGE, context=8192, mode="offload")["mode"] == "offload"
+    with pytest.raises(OutOfMemory) as refused:
+        record(home, model=LARGE, context=131_072, mode="gpu")
+    sentence = explain(refused.value).sentence
+    assert "on the GPU needs 37.3 GB of memory; 25.8 GB are free" in sentence
+
+
+def test_without_a_context_the_longest_that_fits_today_is_planned(home, tmp_path):
+    assert {record(home, model=name)["context"] for name in (LARGE, "starter", "Qwen/Qwen3-8B")} == {131_072}
+    small = tmp_path / "small.toml"
+    small.write_text(written(machine(26, bfloat16=True)), "utf-8")
+    assert record(small, model=LARGE)["context"] == 65_536
+
+
+def test_a_model_on_this_disk_is_planned_by_its_own_config(home, tmp_path):
+    save_tiny(tmp_path / "model", "llama")
+    found = record(home, model=str(tmp_path / "model"), draft_model=str(tmp_path / "model"))
+    assert (found["mode"], found["context"]) == ("gpu", 8192)
+    assert found["bytes"]["draft"] > found["bytes"]["weights"] > 0
+    with pytest.raises(InvalidSetting):
+        record(home, model=str(tmp_path / "model"), context=8193)
+
+
+def test_a_model_that_is_nowhere_is_not_fetched(home):
+    with pytest.raises(ModelNotFound):
+        record(home, model="no/such-model")
+
+
+def test_the_machine_is_printed_in_the_form_that_is_read(home, tmp_path):
+    out = io.StringIO()
+    assert show_plan(ShowPlan(as_json=False, prints_hardware=True), Settings(hardware=home), out) == 0
+    copy = tmp_path / "copy.toml"
+    copy.write_text(out.getvalue(), "utf-8")
+    assert read_hardware(copy) == read_hardware(home)
