@@ -33,9 +33,9 @@ def attention_used(
     """
     used = torch.zeros(store.length)
     for layer, (layer_queries, window) in enumerate(zip(queries, windows, strict=False)):
-        keys, _ = store.read(layer)
         first = 0 if window is None else max(0, start - window + 1)
-        weights = _weights_above(layer_queries, keys[:, first:], start - first, scale, window, threshold)
+        keys = store.keys(layer, first, store.length)
+        weights = _weights_above(layer_queries, keys, start - first, scale, window, threshold)
         used[first:] += weights.cpu()
     return tuple(_runs(used, spans))
 

@@ -38,8 +38,16 @@ LOOK_AROUND_EVERY = 16  # rounds after which it is asked again how busy the mach
 class Session:
     """One prompt and its conversation tail. Used by one thread at a time."""
 
-    def __init__(self, target: Model, draft: Model | None, speculation: Speculation, n_tokens: int) -> None:
-        """For sequences of up to `n_tokens`, by which the rotary embedding is fixed."""
+    def __init__(
+        self,
+        target: Model,
+        draft: Model | None,
+        speculation: Speculation,
+        n_tokens: int,
+        full: FullStore | None = None,
+    ) -> None:
+        """For sequences of up to `n_tokens`, by which the rotary embedding is fixed. `full`: an empty store for the
+        target's KV cache; None for one on the model's device."""
         self.n_tokens = n_tokens
         self.eos_ids = target.tokenizer.eos_ids
         self.tokens: list[int] = []  # those whose keys and values the full store holds
@@ -48,7 +56,8 @@ class Session:
         self.speculation = speculation
         self.decoder = target.decoder.with_rope(target.rope(n_tokens))
         spec = target.spec
-        self._full = FullStore(spec.n_layers, spec.n_kv_heads, spec.head_dim, self.decoder.dtype, self.decoder.device)
+        shape = (spec.n_layers, spec.n_kv_heads, spec.head_dim, self.decoder.dtype, self.decoder.device)
+        self._full = FullStore(*shape) if full is None else full
         self._recent = RecentQueries()
         self._retrieval: RetrievalStore | None = None
         self._over_retrieval: Forward | None = None  # kept with the cache: what is captured serves all answers

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from runtime.kv.chunks import gather_chunks
 from runtime.kv.store import TrimBelowCommitted
 
 GROWTH = 256
@@ -32,7 +33,8 @@ class FullStore:
 
     @property
     def capacity(self) -> int:
-        return self._keys[0].shape[1]
+        """Tokens there is room for in every layer, also where making more ran out of memory half way."""
+        return min(buffer.shape[1] for buffer in (*self._keys, *self._values))
 
     @property
     def n_layers(self) -> int:
@@ -51,12 +53,12 @@ class FullStore:
             return
         for buffers in (self._keys, self._values):
             for layer, old in enumerate(buffers):
-                buffers[layer] = old.new_empty(old.shape[0], capacity, old.shape[2])
-                buffers[layer][:, : self._length] = old[:, : self._length]
+                new = self._new_buffer(old, capacity)
+                new[:, : self._length] = old[:, : self._length]
+                buffers[layer] = new
 
     def extend(self, n_tokens: int) -> None:
-        if self._length + n_tokens > self.capacity:
-            self.reserve(self._length + n_tokens + GROWTH)
+        self._make_room(n_tokens)
         self._length += n_tokens
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
@@ -66,6 +68,18 @@ class FullStore:
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         return self._keys[layer][:, : self._length], self._values[layer][:, : self._length]
+
+    def keys(self, layer: int, start: int, end: int) -> Tensor:
+        """Keys [kv_heads, end - start, head_dim] of the positions from `start` to `end`."""
+        return self._keys[layer][:, start:end]
+
+    def values(self, layer: int, start: int, end: int) -> Tensor:
+        return self._values[layer][:, start:end]
+
+    def gather(self, layer: int, chunks: Tensor, chunk_size: int, keys: Tensor, values: Tensor) -> None:
+        """Copy whole chunks [kv_heads, n_chunks] to the front of `keys` and `values` [kv_heads, room, head_dim]."""
+        for source, out in zip(self.read(layer), (keys, values), strict=True):
+            gather_chunks(source, chunks, chunk_size, out)
 
     def trim(self, length: int) -> None:
         if length < self._committed:
@@ -79,3 +93,10 @@ class FullStore:
         """Cut back to `length` tokens, committed or not. For the session alone."""
         self._length = min(self._length, length)
         self._committed = min(self._committed, length)
+
+    def _make_room(self, n_tokens: int) -> None:
+        if self._length + n_tokens > self.capacity:
+            self.reserve(self._length + n_tokens + GROWTH)
+
+    def _new_buffer(self, old: Tensor, capacity: int) -> Tensor:
+        return old.new_empty(old.shape[0], capacity, old.shape[2])

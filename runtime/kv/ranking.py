@@ -29,7 +29,7 @@ class ChunkRanking:
         self._scale = scale
         windows = windows or (None,) * full.n_layers
         self._layers = [layer for layer, window in enumerate(windows) if window is None]
-        keys, _ = full.read(0)
+        keys = full.keys(0, 0, 0)
         self._means: list[Tensor] = [keys.new_empty(keys.shape[0], 0, keys.shape[2]) for _ in range(full.n_layers)]
 
     def best(self, n_chunks: int, end: int) -> tuple[int, ...]:
@@ -47,6 +47,6 @@ class ChunkRanking:
     def _scores(self, layer: int, queries: Tensor) -> Tensor:
         """Scores of all whole chunks, [chunks]; only means not computed before are."""
         known = self._means[layer]
-        keys = self._full.read(layer)[0][:, known.shape[1] * self.chunk_size : self._full.committed]
+        keys = self._full.keys(layer, known.shape[1] * self.chunk_size, self._full.committed)
         self._means[layer] = torch.cat([known, chunk_means(keys, self.chunk_size)], 1)
         return chunk_scores(queries, self._means[layer], self._scale).sum(0)

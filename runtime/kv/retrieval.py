@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from runtime.kv.chunks import best_chunks, chunk_means, chunk_scores, gather_chunks
+from runtime.kv.chunks import best_chunks, chunk_means, chunk_scores
 from runtime.kv.full import FullStore
 from runtime.kv.queries import RecentQueries
 from runtime.kv.store import TrimBelowCommitted
@@ -55,7 +55,7 @@ class RetrievalStore:
         self._length = self._committed = 0
         self._tail = 0
         self._held = [0] * full.n_layers  # committed tokens in each layer's buffers
-        keys, _ = full.read(0)
+        keys = full.keys(0, 0, 0)
         n_kv_heads, _, head_dim = keys.shape
         sizes = layer_sizes(budget, self._windows, refresh_every)
         self._keys = [keys.new_empty(n_kv_heads, size, head_dim) for size in sizes]
@@ -114,9 +114,7 @@ class RetrievalStore:
             self.select(self._queries.latest())
             return
         for layer in range(self._full.n_layers):
-            keys, values = self._full.read(layer)
-            self._keys[layer][:, self._held[layer] : grown[layer]] = keys[:, start:end]
-            self._values[layer][:, self._held[layer] : grown[layer]] = values[:, start:end]
+            self._take(layer, self._held[layer], start, end)
         self._settle(grown, end)
 
     def select(self, queries: Sequence[Tensor]) -> None:
@@ -134,25 +132,21 @@ class RetrievalStore:
             n_chunks = max(2, (self._budget - room - rest) // size)
         all_held = []
         for layer, window in enumerate(self._windows):
-            keys, values = (held[:, :end] for held in self._full.read(layer))
             if whole or window is not None:
                 held = min(end, window or end)
-                self._keys[layer][:, :held] = keys[:, end - held :]
-                self._values[layer][:, :held] = values[:, end - held :]
+                self._take(layer, 0, end - held, end)
                 all_held.append(held)
                 continue
-            means = self._updated_means(layer, keys)
+            means = self._updated_means(layer, end)
             if queries:
                 scores = chunk_scores(queries[layer], means, self._scale)
             else:
                 scores = torch.arange(means.shape[1], dtype=torch.float32).repeat(means.shape[0], 1).to(means.device)
             n_newest = min(n_chunks // 4, -(-NEWEST // size)) or 1
             chunks = best_chunks(scores, n_chunks, n_newest)
-            gather_chunks(keys, chunks, size, self._keys[layer])
-            gather_chunks(values, chunks, size, self._values[layer])
+            self._full.gather(layer, chunks, size, self._keys[layer], self._values[layer])
             held = n_chunks * size
-            self._keys[layer][:, held : held + rest] = keys[:, end - rest :]
-            self._values[layer][:, held : held + rest] = values[:, end - rest :]
+            self._take(layer, held, end - rest, end)
             all_held.append(held + rest)
         self._chosen_at = end
         self._settle(all_held, end)
@@ -168,10 +162,15 @@ class RetrievalStore:
         self._held, self._tail = held, 0
         self._length = self._committed = length
 
-    def _updated_means(self, layer: int, keys: Tensor) -> Tensor:
-        """Means of all whole chunks; only those not averaged before are computed."""
+    def _take(self, layer: int, place: int, start: int, end: int) -> None:
+        """Copy the positions from `start` to `end` of the full store to `place` in the layer's buffers."""
+        self._keys[layer][:, place : place + end - start] = self._full.keys(layer, start, end)
+        self._values[layer][:, place : place + end - start] = self._full.values(layer, start, end)
+
+    def _updated_means(self, layer: int, end: int) -> Tensor:
+        """Means of all whole chunks before `end`; only those not averaged before are computed."""
         known = self._means[layer]
-        new = chunk_means(keys[:, known.shape[1] * self._chunk_size :], self._chunk_size)
+        new = chunk_means(self._full.keys(layer, known.shape[1] * self._chunk_size, end), self._chunk_size)
         if new.shape[1]:
             self._means[layer] = torch.cat([known, new], 1)
         return self._means[layer]

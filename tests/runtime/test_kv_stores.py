@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from runtime.kv.full import FullStore
+from runtime.kv.host import HostStore
 from runtime.kv.queries import AnswerQueries, RecentQueries
 from runtime.kv.retrieval import RetrievalStore
 from runtime.kv.store import Store, TrimBelowCommitted
@@ -18,6 +19,14 @@ SHAPE = (LAYERS, KV_HEADS, HEAD_DIM, torch.float32, torch.device("cpu"))
 
 def full() -> FullStore:
     return FullStore(*SHAPE)
+
+
+def in_host_memory() -> HostStore:
+    return HostStore(*SHAPE)
+
+
+def partly_in_host_memory() -> HostStore:
+    return HostStore(*SHAPE, n_on_device=1)
 
 
 def retrieval_over_nothing() -> RetrievalStore:
@@ -37,8 +46,10 @@ def streaming_read_anew() -> StreamingStore:
     return store
 
 
-STORES = [full, retrieval_over_nothing, streaming, streaming_read_anew]
+FULL = [full, in_host_memory, partly_in_host_memory]
+STORES = [*FULL, retrieval_over_nothing, streaming, streaming_read_anew]
 Make = Callable[[], Store]
+MakeFull = Callable[[], FullStore]
 
 
 def token(position: int, layer: int = 0) -> float:
@@ -84,7 +95,7 @@ def test_trim_forgets_the_end_and_another_tail_takes_its_place(make: Make) -> No
     assert store.length == 5, "there is nothing beyond the end to forget"
 
 
-@pytest.mark.parametrize("make", [full, streaming, streaming_read_anew])
+@pytest.mark.parametrize("make", [*FULL, streaming, streaming_read_anew])
 def test_what_is_committed_cannot_be_trimmed(make: Make) -> None:
     store = make()
     feed(store, 6)
@@ -96,8 +107,9 @@ def test_what_is_committed_cannot_be_trimmed(make: Make) -> None:
     assert held(store) == list(range(6))
 
 
-def test_the_full_store_keeps_all_while_it_grows() -> None:
-    store = full()
+@pytest.mark.parametrize("make", FULL)
+def test_the_full_store_keeps_all_while_it_grows(make: MakeFull) -> None:
+    store = make()
     for _ in range(30):
         feed(store, 37)
         store.commit()
@@ -105,14 +117,79 @@ def test_the_full_store_keeps_all_while_it_grows() -> None:
     assert store.n_bytes == 2 * LAYERS * KV_HEADS * HEAD_DIM * store.capacity * 4
 
 
-def test_the_session_may_cut_a_full_store_anywhere() -> None:
-    store = full()
+@pytest.mark.parametrize("make", FULL)
+def test_the_session_may_cut_a_full_store_anywhere(make: MakeFull) -> None:
+    store = make()
     feed(store, 6)
     store.commit()
     store.cut(2)
     assert (store.length, store.committed) == (2, 2)
     feed(store, 1)
     assert held(store) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("make", FULL)
+def test_a_full_store_gives_parts(make: MakeFull) -> None:
+    """Of any layer and any stretch: just written, written some passes ago, cut and written again."""
+    store = make()
+    for n_tokens in (9, 200, 3):
+        feed(store, n_tokens)
+        store.commit()
+    store.cut(207)
+    feed(store, 2)
+    for start, end in [(0, 0), (0, 5), (9, 12), (3, 209), (205, 208), (207, 209), (209, 209)]:
+        for layer in range(LAYERS):
+            keys, values = store.keys(layer, start, end), store.values(layer, start, end)
+            assert keys.shape == (KV_HEADS, end - start, HEAD_DIM)
+            assert torch.equal(keys, -values)
+            assert keys[1, :, 2].tolist() == pytest.approx([token(i, layer) for i in range(start, end)])
+
+
+@pytest.mark.parametrize("make", FULL)
+def test_a_full_store_gathers_chunks(make: MakeFull) -> None:
+    """Each KV head its own, to the front of buffers that go on behind."""
+    store = make()
+    feed(store, 50)
+    chunks = torch.tensor([[0, 3, 11], [1, 2, 10]])
+    for layer in range(LAYERS):
+        keys, values = (torch.full((KV_HEADS, 15, HEAD_DIM), 77.0) for _ in range(2))
+        store.gather(layer, chunks, 4, keys, values)
+        for head in range(KV_HEADS):
+            expected = [token(4 * chunk + i, layer) for chunk in chunks[head].tolist() for i in range(4)]
+            assert keys[head, :12, 0].tolist() == pytest.approx(expected)
+            assert torch.equal(values[head, :12], -keys[head, :12])
+        assert bool((keys[:, 12:] == 77).all())
+        assert bool((values[:, 12:] == 77).all())
+
+
+@pytest.mark.parametrize("make", FULL)
+def test_memory_that_runs_out_while_it_grows_leaves_a_full_store(
+    make: MakeFull, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At whichever buffer: what is held is still there, and room is made when there is memory again."""
+    new_buffer, n_left = FullStore._new_buffer, 0
+
+    def fails(store: FullStore, old: Tensor, capacity: int) -> Tensor:
+        nonlocal n_left
+        n_left -= 1
+        if n_left < 0:
+            raise MemoryError
+        return new_buffer(store, old, capacity)
+
+    monkeypatch.setattr(FullStore, "_new_buffer", fails)
+    n_buffers = {full: 4, in_host_memory: 8, partly_in_host_memory: 8}[make]
+    for n_made in range(n_buffers):
+        store, n_left = make(), 99
+        feed(store, 6)
+        n_left = n_made
+        with pytest.raises(MemoryError):
+            store.extend(1000)
+        n_left = 99
+        assert store.length == 6
+        assert held(store) == held(store, 1, 1) == list(range(6))
+        feed(store, 1)
+        feed(store, 1000)
+        assert held(store) == held(store, 1, 1) == list(range(1007))
 
 
 def test_streaming_keeps_sinks_and_window_and_evicts_on_commit_alone() -> None:
