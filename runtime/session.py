@@ -32,6 +32,9 @@ from runtime.stats import Stats
 # answer. On ten planted facts the page was first or second ten times, eight times by the answer's tokens alone.
 QUESTION_TOKENS = 24
 ANSWER_TOKENS = 64
+# Tokens of further questions and answers there is room for: buffers that grew a little each time would find none among
+# what those before leave free, and the process would hold the cache twice.
+ROOM = 1024
 LOOK_AROUND_EVERY = 16  # rounds after which it is asked again how busy the machine is
 
 
@@ -75,7 +78,8 @@ class Session:
         answer = Answer(self._target.tokenizer.decode, self.eos_ids, request)
         prefilling = time.perf_counter()
         decoding = prefilling
-        self._full.reserve(len(ids) + request.max_tokens + LONGEST_DRAFT + 1)
+        if (needed := len(ids) + request.max_tokens + LONGEST_DRAFT + 1) > self._full.capacity:
+            self._full.reserve(needed + ROOM)
         tally = Tally("full")
         drafter: Drafter = NoDrafter()
         asked_from = max(cached, len(ids) - 1 - QUESTION_TOKENS)
