@@ -30,6 +30,9 @@ STARTER_NOTE = (
     "The starter model has 135 million parameters: it shows that everything works. It finds a fact in about three "
     "pages, and is no reader of books; choose a larger model for real work."
 )
+PACKED_NOTE = (
+    "Weights that are stored in four or eight bits answer in that form, rounded to bfloat16; --dtype float32 is exact."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +83,19 @@ def assemble(config: EngineConfig, progress: Callable[[Progress], None]) -> "Eng
         mode=chosen.mode,
         mode_reason=chosen.reason,
         device=str(chosen.device),
-        dtype=_number_format(target.decoder),
+        dtype=str(chosen.dtype).removeprefix("torch."),
         threads=threads,
         context=chosen.context,
         trained_context=facts.spec.trained_context,
         draft_model=draft_source.name if draft_source else None,
-        notes=(STARTER_NOTE,) if source.kind == "starter" else (),
+        notes=_notes(source, target.decoder),
     )
     return Engine(described, target, draft, config.speculation)
 
 
-def _number_format(decoder: Decoder) -> str:
-    name = str(decoder.dtype).removeprefix("torch.")
+def _notes(source: Source, decoder: Decoder) -> tuple[str, ...]:
     is_packed = decoder.precision != decoder.dtype
-    return f"{name}, four-bit weights for few tokens" if is_packed else name
+    return (STARTER_NOTE,) * (source.kind == "starter") + (PACKED_NOTE,) * is_packed
 
 
 def pair_of(source: Source, facts: ModelFacts, draft_source: Source | None, draft_facts: ModelFacts | None) -> Pair:
