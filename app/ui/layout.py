@@ -12,7 +12,14 @@ if TYPE_CHECKING:
 
 # Every click and change inside one of our HTML parts comes back as the event `act`, with the data attributes
 # of the element; `page.js` gathers them. The template names `value` as a variable: it is never evaluated.
-_WIRE = "window.fullread.wire(element, (detail) => trigger('act', detail));"
+_WIRE = "fullread.wire(element, (detail) => trigger('act', detail));"
+
+
+def _once_loaded(call: str) -> str:
+    """`call` as soon as `page.js` is there, which a busy machine may bring after the parts it is for."""
+    return f"(function wait() {{ if (window.fullread) {{ {call} }} else setTimeout(wait, 20); }})();"
+
+
 HEAD = (
     '<link rel="stylesheet" href="page.css"><script src="page.js"></script>'
     '<meta name="color-scheme" content="light dark">'
@@ -43,7 +50,7 @@ def place(facts: "EngineFacts") -> Parts:
     head = _live("head", engine.head(facts))
     with gr.Row(elem_id="columns"):
         with gr.Column(elem_id="left"):
-            gr.HTML(_DROP, elem_id="drop", js_on_load="window.fullread.drop(element);", apply_default_css=False)
+            gr.HTML(_DROP, elem_id="drop", js_on_load=_once_loaded("fullread.drop(element);"), apply_default_css=False)
             shelf = _live("shelf")
             meter = _live("meter")
             chats = _live("chats")
@@ -73,7 +80,7 @@ def place(facts: "EngineFacts") -> Parts:
 
 
 def _live(elem_id: str, value: str = "") -> Any:
-    return gr.HTML(value, elem_id=elem_id, js_on_load=_WIRE, apply_default_css=False)
+    return gr.HTML(value, elem_id=elem_id, js_on_load=_once_loaded(_WIRE), apply_default_css=False)
 
 
 _DROP = """

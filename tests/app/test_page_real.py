@@ -45,7 +45,7 @@ def assistant(starter_path: Path, tmp_path: Path) -> Iterator[Assistant]:
 
 
 def test_a_pdf_is_asked_stopped_and_asked_again(assistant: Assistant, tmp_path: Path) -> None:
-    """Drop, ask, reload in mid-answer, Stop, ask again from the kept cache, open the page it rests on."""
+    """Drop, ask, open the page it rests on, ask again from the kept cache, Stop."""
     report = write_pdf(tmp_path / "report.pdf", PAGES)
     with chromium(LONG) as browser, serving(assistant, tmp_path) as address, visiting(browser, address) as visit:
         page = visit.page
@@ -54,8 +54,6 @@ def test_a_pdf_is_asked_stopped_and_asked_again(assistant: Assistant, tmp_path: 
 
         page.fill("#question textarea", "What did the repair cost?")
         page.click("button#send")
-        expect(page.locator(".exchange[data-phase=answering] .words")).not_to_be_empty()
-        visit.reload()
         expect(page.locator(".exchange .question")).to_have_text("What did the repair cost?")
         expect(page.locator(".exchange[data-phase=done] .stats")).to_contain_text("0 cached + ")
         assert page.locator(".exchange .words").inner_text().strip()
