@@ -16,7 +16,8 @@ from runtime.models.flash_attn import FlashAttention, find_flash_attn
 MASKED_ROWS = 256  # up to so many query rows a KV head, own keys are masked densely instead of in a causal kernel
 SPLIT = 512  # the past is cut into parts of at least so many tokens, to occupy all cores
 MOST_PARTS = 8
-MIXED_IN_SPLITS = 4096  # from so many tokens on, several threads mix the values of one head
+MIXED_IN_SPLITS = 4096  # from so many tokens on, several threads mix the values of one head,
+FEW_ROWS = 64  # for at most so many query rows; threads share a product of more by itself
 TILE_ROWS = 256  # query rows whose scores are computed by one product,
 TILE_SCORES = 1 << 22  # and how many scores that may be, so that they stay in the processor's cache
 
@@ -158,7 +159,7 @@ def _products(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Te
         own = scores.view(n_kv_heads, -1, n_tokens, n_held)[..., n_held - n_tokens :]
         own += _causal(n_tokens, queries.dtype)
     weights = scores.softmax(-1)
-    if n_held >= MIXED_IN_SPLITS and torch.get_num_threads() > 1:
+    if n_held >= MIXED_IN_SPLITS and grouped.shape[1] <= FEW_ROWS and torch.get_num_threads() > 1:
         return _mixed_in_splits(weights, values).view(n_heads, n_tokens, head_dim)
     output = torch.empty_like(grouped)
     for rows, head_values, out in zip(weights.unbind(0), values.unbind(0), output.unbind(0), strict=True):
