@@ -1,9 +1,6 @@
 """What forward passes cost on this machine: measured once for a model and kept, so that a seed fixes an answer."""
 
-import contextlib
-import hashlib
 import json
-import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +9,7 @@ import torch
 
 from runtime.choices import SeededChoices
 from runtime.config import Sampling
+from runtime.kept import keep, place
 from runtime.kv.full import FullStore
 from runtime.models.decoder import Decoder
 from runtime.pacing import PassCosts
@@ -29,15 +27,11 @@ def pass_costs(decoder: Decoder, name: str, cache_dir: Path, most_threads: int) 
     """Those kept in `cache_dir` for the model `name` on as many threads, else measured now, in a second or two."""
     kinds = (str(decoder.dtype), str(decoder.precision), str(decoder.device))
     what = (FORMAT, name, decoder.spec, *kinds, most_threads, torch.__version__)
-    path = cache_dir / "passes" / f"{hashlib.sha256(repr(what).encode()).hexdigest()[:24]}.json"
+    path = place(cache_dir, "passes", what)
     if (kept := _read(path)) is not None:
         return kept
     measured = measure(decoder, most_threads)
-    with contextlib.suppress(OSError):  # it is measured again the next time
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(json.dumps(asdict(measured)), "utf-8")
-        unfinished.replace(path)
+    keep(path, asdict(measured))
     return measured
 
 

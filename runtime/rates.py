@@ -1,15 +1,14 @@
 """How fast a card copies and multiplies: measured once on a machine and kept."""
 
-import contextlib
-import hashlib
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+
+from runtime.kept import keep, place
 
 FORMAT = 1  # counted up whenever what is measured changes
 COPIED_BYTES = 1 << 27
@@ -33,7 +32,7 @@ CAUTIOUS = Rates(host_to_device=6 * 10**9, memory=10**11, flops=5 * 10**12)
 def kept_rates(device: torch.device, name: str, cache_dir: Path) -> Rates:
     """Those kept in `cache_dir` for the card `name`, else measured now, in about a second."""
     what = (FORMAT, name, str(device), torch.__version__)
-    path = cache_dir / "rates" / f"{hashlib.sha256(repr(what).encode()).hexdigest()[:24]}.json"
+    path = place(cache_dir, "rates", what)
     if (kept := _read(path)) is not None:
         return kept
     try:
@@ -43,11 +42,7 @@ def kept_rates(device: torch.device, name: str, cache_dir: Path) -> Rates:
     finally:
         if device.type == "cuda":
             torch.cuda.empty_cache()  # else what was allocated here would not count as free
-    with contextlib.suppress(OSError):  # it is measured again the next time
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(json.dumps(asdict(measured)), "utf-8")
-        unfinished.replace(path)
+    keep(path, asdict(measured))
     return measured
 
 
