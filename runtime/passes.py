@@ -15,7 +15,7 @@ from runtime.models.decoder import Decoder
 from runtime.pacing import PassCosts
 from runtime.scorer import Scorer
 
-FORMAT = 2  # counted up whenever the kernels or what is measured change
+FORMAT = 3  # counted up whenever the kernels or what is measured change
 TOKENS = (1, 2, 3, 4, 5, 8, 16)
 SHORT, LONG = 256, 4096  # tokens in the cache
 REPEATS = 5

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from runtime.models.flash_attn import FlashAttention, find_flash_attn
+from runtime.native.attend import MOST_ROWS, attend_natively, serves
 
 MASKED_ROWS = 256  # up to so many query rows a KV head, own keys are masked densely instead of in a causal kernel
 SPLIT = 512  # the past is cut into parts of at least so many tokens, to occupy all cores
@@ -148,6 +149,18 @@ def attend_by_products(
     return torch.cat(heads)
 
 
+def attend_on_bfloat16_cpu(
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None = None
+) -> Tensor:
+    """Few query rows by native code, where there can be some, and prompt blocks by products."""
+    if window is not None and window < keys.shape[1]:
+        return _attend_in_window(attend_on_bfloat16_cpu, queries, keys, values, scale, window)
+    n_heads, n_tokens, head_dim = queries.shape
+    if n_heads // keys.shape[0] * n_tokens <= MOST_ROWS and serves(head_dim, queries.dtype):
+        return attend_natively(queries, keys, values, scale)
+    return attend_by_products(queries, keys, values, scale)
+
+
 def _products(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     n_kv_heads, n_held, head_dim = keys.shape
     n_heads, n_tokens, _ = queries.shape
@@ -238,7 +251,7 @@ def choose_attend(device: torch.device, dtype: torch.dtype) -> Attend:
         flash_attn = find_flash_attn(device, dtype)
         return attend_by_sdpa if flash_attn is None else FlashAttention(flash_attn, attend_by_sdpa)
     if dtype == torch.bfloat16 and cpu_multiplies_bfloat16():
-        return attend_by_products
+        return attend_on_bfloat16_cpu
     if hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"):
         return attend_on_cpu
     return attend_by_sdpa

@@ -9,6 +9,7 @@ from runtime.models.attention import (
     Attend,
     attend_by_products,
     attend_by_sdpa,
+    attend_on_bfloat16_cpu,
     attend_on_cpu,
     attend_plainly,
     choose_attend,
@@ -135,14 +136,14 @@ def test_the_definition_is_softmax_attention() -> None:
 
 
 @pytest.mark.parametrize("has_bfloat16", [True, False])
-def test_the_cpu_gets_products_where_it_multiplies_bfloat16(
+def test_the_cpu_gets_native_code_and_products_where_it_multiplies_bfloat16(
     monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool
 ) -> None:
     """Elsewhere such products are slow, and for float32 the flash kernel is as fast."""
     monkeypatch.setattr(attention, "cpu_multiplies_bfloat16", lambda: has_bfloat16)
     cpu = torch.device("cpu")
     assert choose_attend(cpu, torch.float32) is attend_on_cpu
-    assert choose_attend(cpu, torch.bfloat16) is (attend_by_products if has_bfloat16 else attend_on_cpu)
+    assert choose_attend(cpu, torch.bfloat16) is (attend_on_bfloat16_cpu if has_bfloat16 else attend_on_cpu)
 
 
 def test_tiles_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:

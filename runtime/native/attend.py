@@ -1,0 +1,85 @@
+"""The attention of `runtime.native.attention` as a backend."""
+
+import ctypes
+import struct
+from collections.abc import Callable
+from functools import cache
+from math import log2
+
+import torch
+from torch import Tensor
+
+from runtime.native.attention import (
+    FIELDS,
+    HEAD_UNIT,
+    MOST_TILES,
+    WIDTHS,
+    Shape,
+    scratch_floats,
+    write_attention,
+)
+from runtime.native.machine import Compiled, can_compile, cpu_features
+
+MOST_ROWS = WIDTHS[-1] * MOST_TILES  # query rows a KV head: beyond, a matrix product pays
+PART = 512  # keys in a part, at least; parts do not go by the threads there are, so that neither does the sum
+MOST_PARTS = 8
+LOG2_E = log2(2.718281828459045)
+
+Function = Callable[[int], None]
+
+
+@cache
+def compiled(shape: Shape) -> tuple[Function, Compiled]:
+    """The function, and what keeps it alive. It takes the address of its fields."""
+    code = Compiled(write_attention(shape))
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address("attend")), code
+
+
+def serves(head_dim: int, dtype: torch.dtype) -> bool:
+    return can_compile() and dtype == torch.bfloat16 and head_dim % HEAD_UNIT == 0
+
+
+def attend_natively(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    multiplies_bfloat16: bool | None = None,
+) -> Tensor:
+    """As `Attend`, for bfloat16 on a CPU, heads that `serves` and at most `MOST_ROWS` query rows a KV head.
+
+    `multiplies_bfloat16` None asks the processor.
+    """
+    n_heads, n_tokens, head_dim = queries.shape
+    n_kv_heads, n_held, _ = keys.shape
+    group = n_heads // n_kv_heads
+    n_rows = group * n_tokens
+    if multiplies_bfloat16 is None:
+        multiplies_bfloat16 = "avx512bf16" in cpu_features()
+    width = next((width for width in WIDTHS if n_rows <= width), WIDTHS[-1])
+    n_parts = max(1, min(MOST_PARTS, n_held // PART))
+    output = torch.empty(n_tokens, n_heads, head_dim, dtype=torch.bfloat16)
+    n_floats = n_kv_heads * n_parts * -(-n_rows // width) * scratch_floats(head_dim, width)
+    scratch = torch.empty(n_floats, dtype=torch.float32)
+    query_head, query_token, _ = queries.stride()
+    fields = (ctypes.c_int64 * len(FIELDS))(
+        queries.data_ptr(),
+        2 * query_head,
+        2 * query_token,
+        keys.data_ptr(),
+        2 * keys.stride(0),
+        values.data_ptr(),
+        2 * values.stride(0),
+        output.data_ptr(),
+        n_kv_heads,
+        group,
+        n_tokens,
+        n_held,
+        n_parts,
+        torch.get_num_threads(),
+        scratch.data_ptr(),
+        struct.unpack("<i", struct.pack("<f", scale * LOG2_E))[0],
+        0,
+    )
+    compiled(Shape(head_dim, width, multiplies_bfloat16))[0](ctypes.addressof(fields))
+    return output.transpose(0, 1)

@@ -1,0 +1,295 @@
+"""Attention of few query rows to a long cache, in LLVM's language: every key and value is read once, as it lies.
+
+A product of a few rows with many keys is bound by the memory that holds them. Libraries repack a matrix before they
+multiply by it, which costs more than such a product. Here a vector's lanes are query rows: a key's numbers are each
+multiplied by all rows at once, and the softmax runs along the lanes, block by block of keys (as in FlashAttention,
+arXiv 2205.14135). Parts of the cache are computed apart and joined by their log-sum-exp.
+"""
+
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from runtime.native.code import FLOAT, I16, I32, POINTER, VOID, Code, Fields, Variable, vector
+from runtime.native.machine import PARALLEL
+
+BLOCK = 128  # keys whose scores are held at a time
+AT_ONCE = 8  # keys multiplied at a time, so that one product need not wait for another
+UNROLLED = 4  # products of a key in a row; the compiler would order more key by key
+WIDTHS = (4, 8, 16)  # query rows a vector may hold
+MOST_TILES = 4  # vectors of query rows
+NO_SCORE = -1e30
+HEAD_UNIT = 32  # numbers of a head must be a multiple
+
+# What the function is given, as i64 each; strides in bytes.
+FIELDS = (
+    *("queries", "query_head", "query_token", "keys", "key_head", "values", "value_head", "output", "n_kv_heads"),
+    *("group", "n_tokens", "n_held", "n_parts", "n_threads", "scratch", "scale", "next"),
+)
+
+
+def scratch_floats(head_dim: int, width: int) -> int:
+    """Floats of memory that each KV head, part and vector of rows needs: sums, largest scores, weights."""
+    return width * (head_dim + 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the code is made for: numbers in a head, rows in a vector, and whether the processor multiplies bfloat16."""
+
+    head_dim: int
+    width: int
+    multiplies_bfloat16: bool
+
+    @property
+    def name(self) -> str:
+        return f"attend_{self.head_dim}_{self.width}"
+
+
+def write_attention(shape: Shape) -> str:
+    """A module with `attend(fields)`, which calls `PARALLEL(function, fields, n_threads, 0)` as GOMP_parallel is."""
+    module = ir.Module(shape.name)
+    kind = ir.FunctionType(VOID, [POINTER])
+    work, attend = (ir.Function(module, kind, name) for name in ("work", "attend"))
+    _Work(work, shape).write()
+    parallel = ir.Function(module, ir.FunctionType(VOID, [POINTER, POINTER, I32, I32]), PARALLEL)
+    _write_entry(attend, work, shape, parallel)
+    return str(module)
+
+
+class _Work(Code):
+    """What each thread does: it takes one part of one KV head after the other."""
+
+    def __init__(self, function: ir.Function, shape: Shape) -> None:
+        super().__init__(function)
+        self.shape = shape
+        self.fields = Fields(self, function.args[0], FIELDS)
+        width, pairs = shape.width, shape.head_dim // 2
+        self.packed = self.room(4 * MOST_TILES * pairs * width)  # queries [tile, pair, row], pairs of bfloat16
+        self.tokens = self.room(4 * MOST_TILES * width)  # of each row
+        self.scores = self.room(4 * BLOCK * width)  # [key, row]
+        self.weights = self.room(4 * BLOCK // 2 * width)  # [pair of keys, row], pairs of bfloat16
+
+    def write(self) -> None:
+        b, n = self.b, self.number
+        names = ("n_kv_heads", "group", "n_tokens", "n_held", "n_parts")
+        n_kv_heads, group, self.n_tokens, n_held, n_parts = (self.fields.number(name) for name in names)
+        self.n_rows = b.mul(group, self.n_tokens)
+        width = self.shape.width
+        self.n_tiles = b.sdiv(b.add(self.n_rows, n(width - 1)), n(width))
+        self.past = b.sub(n_held, self.n_tokens)
+        # log2(e) goes into the scale, for powers of two are cheaper than of e.
+        self.scale = self.spread(b.bitcast(b.trunc(self.fields.number("scale"), I32), FLOAT), width)
+        length = b.sdiv(b.sub(b.add(n_held, n_parts), n(1)), n_parts)
+        length = b.mul(b.sdiv(b.add(length, n(AT_ONCE - 1)), n(AT_ONCE)), n(AT_ONCE))
+        n_jobs = b.mul(n_kv_heads, n_parts)
+        with self.jobs(self.fields.address("next"), n_jobs) as job:
+            kv_head, part = b.sdiv(job, n_parts), b.srem(job, n_parts)
+            start = b.mul(part, length)
+            self._job(kv_head, job, start, self.smaller(b.add(start, length), n_held))
+        self.end()
+
+    def _job(self, kv_head: ir.Value, job: ir.Value, start: ir.Value, end: ir.Value) -> None:
+        b, n, width, head_dim = self.b, self.number, self.shape.width, self.shape.head_dim
+        self.keys = self.at(self.fields.pointer("keys"), b.mul(kv_head, self.fields.number("key_head")))
+        self.values = self.at(self.fields.pointer("values"), b.mul(kv_head, self.fields.number("value_head")))
+        tile_bytes = 4 * scratch_floats(head_dim, width)
+        sums = self.at(self.fields.pointer("scratch"), b.mul(job, b.mul(self.n_tiles, n(tile_bytes))))
+        self._pack(kv_head)
+        with self.loop(n(0), self.n_tiles) as tile:
+            place = self.at(sums, b.mul(tile, n(tile_bytes)))
+            with self.loop(n(0), n(width * head_dim // 16)) as index:
+                self.store(self.floats(0, 16), place, b.mul(index, n(64)))
+            self.store(self.floats(NO_SCORE, width), place, 4 * width * head_dim)
+            self.store(self.floats(0, width), place, 4 * width * (head_dim + 1))
+        with self.loop(start, end, BLOCK) as first:
+            stop = self.smaller(b.add(first, n(BLOCK)), end)
+            with self.loop(n(0), self.n_tiles) as tile:
+                self._block(tile, self.at(sums, b.mul(tile, n(tile_bytes))), first, stop)
+
+    def _pack(self, kv_head: ir.Value) -> None:
+        """Lays the queries of a KV head side by side, and notes each row's token."""
+        b, n, width, pairs = self.b, self.number, self.shape.width, self.shape.head_dim // 2
+        group = self.fields.number("group")
+        stride, token_stride = self.fields.number("query_head"), self.fields.number("query_token")
+        first = self.at(self.fields.pointer("queries"), b.mul(b.mul(kv_head, group), stride))
+        with self.loop(n(0), b.mul(self.n_tiles, n(width))) as row:
+            tile, lane = b.sdiv(row, n(width)), b.srem(row, n(width))
+            is_real = b.icmp_signed("<", row, self.n_rows)
+            shown = b.select(is_real, row, n(0))  # rows that fill a vector up are computed and never read
+            token = b.srem(shown, self.n_tokens)
+            self.store(b.trunc(token, I32), self.tokens, b.mul(row, n(4)), align=4)
+            head = b.sdiv(shown, self.n_tokens)
+            source = self.at(first, b.add(b.mul(head, stride), b.mul(token, token_stride)))
+            target = self.at(self.packed, b.mul(b.add(b.mul(tile, n(pairs * width)), lane), n(4)))
+            with self.loop(n(0), n(pairs)) as pair:
+                value = self.load(I32, source, b.mul(pair, n(4)))
+                self.store(value, target, b.mul(pair, n(4 * width)), align=4)
+
+    def _block(self, tile: ir.Value, sums: ir.Value, first: ir.Value, stop: ir.Value) -> None:
+        """Adds the keys from `first` to `stop` to one vector of rows."""
+        b, n, width, head_dim = self.b, self.number, self.shape.width, self.shape.head_dim
+        count = b.sub(stop, first)
+        self._score(tile, first, stop)
+        self._mask(tile, first, stop)
+        best, total = 4 * width * head_dim, 4 * width * (head_dim + 1)
+        floats = vector(FLOAT, width)
+        before = self.load(floats, sums, best)
+        largest = self.variable(before)
+        with self.loop(n(0), count) as key:
+            score = self.load(floats, self.scores, b.mul(key, n(4 * width)))
+            largest.value = self.call(f"llvm.maxnum.v{width}f32", floats, (largest.value, score))
+        shrunk = self.exp2(b.fsub(before, largest.value))
+        weight = self.variable(b.fmul(self.load(floats, sums, total), shrunk))
+        with self.loop(n(0), count, 2) as key:
+            low, high = (self._weight(b.add(key, n(side)), largest.value) for side in (0, 1))
+            weight.value = b.fadd(weight.value, b.fadd(low, high))
+            low_bits = b.lshr(self.rounded(low), self.ints(16, width))
+            self.store(b.or_(low_bits, self.rounded(high)), self.weights, b.mul(key, n(2 * width)))
+        self.store(largest.value, sums, best)
+        self.store(weight.value, sums, total)
+        shrink = self.room(4 * width)
+        self.store(shrunk, shrink)
+        self._mix(tile, sums, shrink, first, stop)
+
+    def _score(self, tile: ir.Value, first: ir.Value, stop: ir.Value) -> None:
+        """Scores [key, row] of a block; keys behind its end score nothing."""
+        b, n, width, head_dim = self.b, self.number, self.shape.width, self.shape.head_dim
+        pairs = head_dim // 2
+        queries = self.at(self.packed, b.mul(tile, n(4 * pairs * width)))
+        last = b.sub(stop, n(1))
+        with self.loop(first, stop, AT_ONCE) as key:
+            rows = [
+                self.at(self.keys, b.mul(self.smaller(b.add(key, n(one)), last), n(2 * head_dim)))
+                for one in range(AT_ONCE)
+            ]
+            scores = [self.variable(self.floats(0, width)) for _ in rows]
+            with self.loop(n(0), n(pairs), UNROLLED) as start:
+                for step in range(UNROLLED):
+                    pair = b.add(start, n(step))
+                    query = self.load(vector(I32, width), queries, b.mul(pair, n(4 * width)))
+                    for row, score in zip(rows, scores, strict=True):
+                        number = self.spread(self.load(I32, row, b.mul(pair, n(4))), width)
+                        score.value = self._add_product(score.value, query, number)
+            place = b.mul(b.sub(key, first), n(4 * width))
+            for one, score in enumerate(scores):
+                scaled = b.fmul(score.value, self.scale)
+                is_key = b.icmp_signed("<", b.add(key, n(one)), stop)
+                shown = b.select(is_key, scaled, self.floats(NO_SCORE, width))
+                self.store(shown, self.scores, b.add(place, n(4 * width * one)))
+
+    def _mask(self, tile: ir.Value, first: ir.Value, stop: ir.Value) -> None:
+        """Takes the scores of keys that come after a row's own token."""
+        b, n, width = self.b, self.number, self.shape.width
+        tokens = self.load(vector(I32, width), self.tokens, b.mul(tile, n(4 * width)))
+        own = b.add(self.past, n(1))
+        begin = b.select(b.icmp_signed(">", own, first), own, first)
+        with self.loop(begin, stop) as key:
+            place = b.mul(b.sub(key, first), n(4 * width))
+            number = self.spread(b.trunc(b.sub(key, self.past), I32), width)
+            score = self.load(vector(FLOAT, width), self.scores, place)
+            seen = b.icmp_signed(">=", tokens, number)
+            self.store(b.select(seen, score, self.floats(NO_SCORE, width)), self.scores, place)
+
+    def _weight(self, key: ir.Value, largest: ir.Value) -> ir.Value:
+        b, width = self.b, self.shape.width
+        score = self.load(vector(FLOAT, width), self.scores, b.mul(key, self.number(4 * width)))
+        seen = b.fcmp_ordered(">", score, self.floats(NO_SCORE / 2, width))
+        return b.select(seen, self.exp2(b.fsub(score, largest)), self.floats(0, width))
+
+    def _mix(self, tile: ir.Value, sums: ir.Value, shrink: ir.Value, first: ir.Value, stop: ir.Value) -> None:
+        """Adds the values of a block to the sums of each row, a few rows at a time, so many as registers hold."""
+        b, n, width, head_dim = self.b, self.number, self.shape.width, self.shape.head_dim
+        at_once = max(1, min(width, 16 // (head_dim // 16)))
+        begin = b.mul(tile, n(width))
+        left = b.sub(self.n_rows, begin)
+        n_rows = self.smaller(left, n(width))
+        whole = b.mul(b.sdiv(n_rows, n(at_once)), n(at_once))
+        with self.loop(n(0), whole, at_once) as row:
+            self._mix_rows(at_once, row, sums, shrink, first, stop)
+        rest = b.srem(n_rows, n(at_once))
+        for count in range(1, at_once):
+            with b.if_then(b.icmp_signed("==", rest, n(count))):
+                self._mix_rows(count, whole, sums, shrink, first, stop)
+
+    def _mix_rows(
+        self, count: int, row: ir.Value, sums: ir.Value, shrink: ir.Value, first: ir.Value, stop: ir.Value
+    ) -> None:
+        b, n, width, head_dim = self.b, self.number, self.shape.width, self.shape.head_dim
+        places = [self.at(sums, b.mul(b.add(row, n(one)), n(4 * head_dim))) for one in range(count)]
+        kept: list[list[Variable]] = []
+        for one, place in enumerate(places):
+            factor = self.spread(self.load(FLOAT, shrink, b.mul(b.add(row, n(one)), n(4))), 16)
+            parts = range(0, 4 * head_dim, 64)
+            kept.append([self.variable(b.fmul(self.load(vector(FLOAT, 16), place, part), factor)) for part in parts])
+        last = b.sub(stop, n(1))
+        with self.loop(first, stop, 2) as key:
+            even = self.at(self.values, b.mul(key, n(2 * head_dim)))
+            odd = self.at(self.values, b.mul(self.smaller(b.add(key, n(1)), last), n(2 * head_dim)))
+            pairs = [pair for unit in range(0, 2 * head_dim, 2 * HEAD_UNIT) for pair in self._paired(even, odd, unit)]
+            weights = self.at(self.weights, b.mul(b.sub(key, first), n(2 * width)))
+            for one, row_sums in enumerate(kept):
+                weight = self.spread(self.load(I32, weights, b.mul(b.add(row, n(one)), n(4))), 16)
+                for pair, part in zip(pairs, row_sums, strict=True):
+                    part.value = self._add_product(part.value, pair, weight)
+        for place, row_sums in zip(places, kept, strict=True):
+            for index, part in enumerate(row_sums):
+                self.store(part.value, place, 64 * index)
+
+    def _paired(self, even: ir.Value, odd: ir.Value, offset: int) -> list[ir.Value]:
+        """Numbers of two values side by side, 16 pairs in each of two vectors."""
+        kind = vector(I16, HEAD_UNIT)
+        left, right = self.load(kind, even, offset), self.load(kind, odd, offset)
+        pairs = []
+        for half in (0, 16):
+            order = [place for lane in range(half, half + 16) for place in (lane, HEAD_UNIT + lane)]
+            mixed = self.b.shuffle_vector(left, right, ir.Constant(vector(I32, HEAD_UNIT), order))
+            pairs.append(self.b.bitcast(mixed, vector(I32, 16)))
+        return pairs
+
+    def _add_product(self, total: ir.Value, left: ir.Value, right: ir.Value) -> ir.Value:
+        return self.add_products(total, left, right, self.shape.multiplies_bfloat16)
+
+
+def _write_entry(function: ir.Function, work: ir.Function, shape: Shape, parallel: ir.Function) -> None:
+    """Has the threads work, then joins what they found."""
+    code = Code(function)
+    b, n, fields = code.b, code.number, Fields(code, function.args[0], FIELDS)
+    code.run_parallel(parallel, work, fields)
+    width, head_dim = shape.width, shape.head_dim
+    tile_bytes = 4 * scratch_floats(head_dim, width)
+    group, n_tokens, n_parts = (fields.number(name) for name in ("group", "n_tokens", "n_parts"))
+    n_rows = b.mul(group, n_tokens)
+    n_tiles = b.sdiv(b.add(n_rows, n(width - 1)), n(width))
+    part_bytes = b.mul(n_tiles, n(tile_bytes))
+    n_heads = b.mul(fields.number("n_kv_heads"), group)
+    with code.loop(n(0), fields.number("n_kv_heads")) as kv_head, code.loop(n(0), n_rows) as row:
+        sums = code.at(fields.pointer("scratch"), b.mul(b.mul(kv_head, n_parts), part_bytes))
+        lane = b.srem(row, n(width))
+        tile = code.at(sums, b.mul(b.sdiv(row, n(width)), n(tile_bytes)))
+        best = code.at(tile, b.add(n(4 * width * head_dim), b.mul(lane, n(4))))
+        one = vector(FLOAT, 1)
+        largest = code.variable(code.floats(NO_SCORE, 1))
+        with code.loop(n(0), n_parts) as part:
+            found = code.load(one, best, b.mul(part, part_bytes), align=4)
+            largest.value = code.call("llvm.maxnum.v1f32", one, (largest.value, found))
+        total = code.variable(code.floats(0, 1))
+        mixed = [code.variable(code.floats(0, 16)) for _ in range(head_dim // 16)]
+        with code.loop(n(0), n_parts) as part:
+            offset = b.mul(part, part_bytes)
+            factor = code.exp2(b.fsub(code.load(one, best, offset, align=4), largest.value))
+            held = code.load(one, code.at(best, 4 * width), offset, align=4)
+            total.value = code.fma(factor, held, total.value)
+            scale = code.spread(b.extract_element(factor, ir.Constant(I32, 0)), 16)
+            values = code.at(tile, b.add(offset, b.mul(lane, n(4 * head_dim))))
+            for index, sum_ in enumerate(mixed):
+                sum_.value = code.fma(code.load(vector(FLOAT, 16), values, 64 * index), scale, sum_.value)
+        share = b.fdiv(code.floats(1, 1), total.value)
+        share = code.spread(b.extract_element(share, ir.Constant(I32, 0)), 16)
+        # The output lies as its reader wants it: [token, head, head_dim].
+        head = b.add(b.mul(kv_head, group), b.sdiv(row, n_tokens))
+        place = b.add(b.mul(b.srem(row, n_tokens), n_heads), head)
+        target = code.at(fields.pointer("output"), b.mul(place, n(2 * head_dim)))
+        for index, sum_ in enumerate(mixed):
+            code.store(code.halves(b.fmul(sum_.value, share)), target, 32 * index)
+    code.end()

@@ -1,0 +1,56 @@
+"""What turns a module in LLVM's language into functions of this process, and the threads that they run on."""
+
+import ctypes
+from functools import lru_cache
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import torch
+
+PARALLEL = "fullread_parallel"  # what compiled code calls GOMP_parallel by
+
+
+class Compiled:
+    """The machine code of one module, which lives as long as this object."""
+
+    def __init__(self, text: str) -> None:
+        """Raises `RuntimeError` where LLVM refuses it."""
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        llvm.add_symbol(PARALLEL, parallel_address())
+        features = llvm.get_host_cpu_features().flatten()
+        target = llvm.Target.from_default_triple()
+        machine = target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3)
+        module = llvm.parse_assembly(text)
+        module.verify()
+        options = llvm.create_pipeline_tuning_options(speed_level=3)
+        options.loop_unrolling = False  # loops are unrolled as they are written
+        builder = llvm.create_pass_builder(machine, options)
+        builder.getModulePassManager().run(module, builder)
+        self._engine = llvm.create_mcjit_compiler(module, machine)
+        self._engine.finalize_object()
+
+    def address(self, name: str) -> int:
+        return int(self._engine.get_function_address(name))
+
+
+def can_compile() -> bool:
+    """Whether there are threads to run compiled code on."""
+    return parallel_address() is not None
+
+
+@lru_cache(maxsize=1)
+def parallel_address() -> int | None:
+    """Where GOMP_parallel is, of the OpenMP that PyTorch's own threads run under; None where that is another.
+
+    Threads of a second pool would take the cores from the first, which waits for work by spinning.
+    """
+    package = Path(torch.__file__).parent
+    for path in (*package.glob("lib/libgomp*"), *package.parent.glob("torch.libs/libgomp*")):
+        return ctypes.cast(ctypes.CDLL(str(path)).GOMP_parallel, ctypes.c_void_p).value
+    return None
+
+
+@lru_cache(maxsize=1)
+def cpu_features() -> frozenset[str]:
+    return frozenset(name for name, there in llvm.get_host_cpu_features().items() if there)
