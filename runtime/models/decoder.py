@@ -1,23 +1,20 @@
 """One forward pass over any KV store, of every supported family: what tells them apart are features, which cost
 nothing where they are absent."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, gelu, rms_norm, silu
+from torch.nn.functional import embedding, rms_norm
 
 from runtime.kv.store import Cache, Store
 from runtime.models.attention import Attend
 from runtime.models.linear import Linear
 from runtime.models.packed import PackedLinear
 from runtime.models.rope import Rope, rotate
-from runtime.models.spec import Activation, Spec
-
-ACTIVATE: dict[Activation, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu_tanh": partial(gelu, approximate="tanh")}
+from runtime.models.spec import Spec
+from runtime.models.steps import FEW, Steps, TorchSteps, steps_for_few
 
 
 class Observer(Protocol):
@@ -94,7 +91,8 @@ class Decoder:
         self._weights = weights
         self._ropes = ropes
         self._attend = attend
-        self._activate = ACTIVATE[spec.activation]
+        self._steps = TorchSteps(spec)
+        self._few_steps = steps_for_few(spec, self.device, self.dtype)
         # In the weights' dtype, as models were trained with it: in bfloat16 Gemma's sqrt(3072) is 55.5.
         scale = spec.embedding_multiplier
         self._embedding_scale = None if scale is None else float(torch.tensor(scale, dtype=self.dtype))
@@ -136,13 +134,13 @@ class Decoder:
     def run(self, ids: Tensor, shared: Pass, n_logits: int) -> Tensor:
         """The layers of `forward`, over a cache that has room for the tokens."""
         scale = self.spec.residual_multiplier
-        hidden = embedding(ids, self._weights.embeddings)
+        hidden, steps = embedding(ids, self._weights.embeddings), self._steps_for(len(ids))
         if self._embedding_scale is not None:
             hidden = hidden * self._embedding_scale
         for index, layer in enumerate(self._weights.layers):
-            hidden = torch.add(hidden, self._attention(index, layer, hidden, shared), alpha=scale)
-            hidden = torch.add(hidden, self._feed_forward(layer, hidden), alpha=scale)
-        return self._logits(hidden[len(hidden) - n_logits :])
+            hidden = torch.add(hidden, self._attention(index, layer, hidden, shared, steps), alpha=scale)
+            hidden = torch.add(hidden, self._feed_forward(layer, hidden, steps), alpha=scale)
+        return self._weights.head(steps.norm(hidden[len(hidden) - n_logits :], self._weights.norm)).float()
 
     def turns(self, positions: range) -> tuple[tuple[Tensor, Tensor], ...]:
         """Cosines and sines of each rotary embedding, as `Rope.at` gives them."""
@@ -163,28 +161,27 @@ class Decoder:
         key_turns = () if store.keys_are_rotated else self.turns(range(positions.stop))
         return Pass(store, start, self.turns(positions), key_turns, temperatures, self._attend, observer)
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return self._weights.head(self._normed(hidden, self._weights.norm)).float()
+    def _steps_for(self, n_tokens: int) -> Steps:
+        return self._few_steps if n_tokens <= FEW else self._steps
 
-    def _normed(self, hidden: Tensor, norm: Tensor) -> Tensor:
-        """The root-mean-square norm over the last axis."""
-        return rms_norm(hidden, (hidden.shape[-1],), norm, self.spec.norm_eps)
+    def _head_norm(self, heads: Tensor, norm: Tensor) -> Tensor:
+        return rms_norm(heads, (heads.shape[-1],), norm, self.spec.norm_eps)
 
-    def _attention(self, index: int, layer: Layer, hidden: Tensor, shared: Pass) -> Tensor:
+    def _attention(self, index: int, layer: Layer, hidden: Tensor, shared: Pass, steps: Steps) -> Tensor:
         spec, cache, n_tokens = self.spec, shared.cache, len(hidden)
-        heads = layer.qkv(self._normed(hidden, layer.attention_norm)).view(n_tokens, -1, spec.head_dim)
+        heads = layer.qkv(steps.norm(hidden, layer.attention_norm)).view(n_tokens, -1, spec.head_dim)
         queries, keys, values = heads.split((spec.n_heads, spec.n_kv_heads, spec.n_kv_heads), 1)
         if layer.query_norm is not None and layer.key_norm is not None:
-            queries, keys = self._normed(queries, layer.query_norm), self._normed(keys, layer.key_norm)
+            queries, keys = self._head_norm(queries, layer.query_norm), self._head_norm(keys, layer.key_norm)
             if layer.rope is not None and cache.keys_are_rotated:
-                keys = rotate(keys, *shared.turns[layer.rope])
+                keys = steps.rotate(keys, *shared.turns[layer.rope])
             if layer.rope is not None:
-                queries = rotate(queries, *shared.turns[layer.rope])
+                queries = steps.rotate(queries, *shared.turns[layer.rope])
         elif layer.rope is not None and cache.keys_are_rotated:  # they lie side by side: at once costs half
-            both = rotate(heads[:, : spec.n_heads + spec.n_kv_heads], *shared.turns[layer.rope])
+            both = steps.rotate(heads[:, : spec.n_heads + spec.n_kv_heads], *shared.turns[layer.rope])
             queries, keys = both.split((spec.n_heads, spec.n_kv_heads), 1)
         elif layer.rope is not None:
-            queries = rotate(queries, *shared.turns[layer.rope])
+            queries = steps.rotate(queries, *shared.turns[layer.rope])
         if shared.temperatures is not None:
             queries = queries * shared.temperatures
         queries = queries.transpose(0, 1)
@@ -196,9 +193,8 @@ class Decoder:
             shared.observer.observe(index, shared.start, queries)
         mixed = shared.attend(queries, held_keys, held_values, spec.attention_scale, layer.window)
         output = layer.output(mixed.transpose(0, 1).reshape(n_tokens, -1))
-        return output if layer.attention_post_norm is None else self._normed(output, layer.attention_post_norm)
+        return output if layer.attention_post_norm is None else steps.norm(output, layer.attention_post_norm)
 
-    def _feed_forward(self, layer: Layer, hidden: Tensor) -> Tensor:
-        gate, up = layer.gate_up(self._normed(hidden, layer.mlp_norm)).chunk(2, -1)
-        output = layer.down(self._activate(gate) * up)
-        return output if layer.mlp_post_norm is None else self._normed(output, layer.mlp_post_norm)
+    def _feed_forward(self, layer: Layer, hidden: Tensor, steps: Steps) -> Tensor:
+        output = layer.down(steps.gate(layer.gate_up(steps.norm(hidden, layer.mlp_norm))))
+        return output if layer.mlp_post_norm is None else steps.norm(output, layer.mlp_post_norm)

@@ -16,13 +16,10 @@ from torch import Tensor
 
 from runtime.models.dequantize import BLOCKS, float16_at, halves, parts_of_k
 from runtime.models.linear import Linear
+from runtime.native import multiply as native
+from runtime.native.machine import can_compile
 
-GROUP = 32  # weights under one scale
-BFLOAT16_BYTES = 2
-ROWS = 16  # the kernel takes multiples of so many
-PACKED_AT_ONCE = 4096  # rows, a multiple of the kernel's largest tile: they take eight times their room on the way
-AT_ONCE = 4  # tokens a call: with five the kernel takes another path that costs more than two calls
-FEW = 24  # up to so many tokens the packed form is faster than the dense one
+FEW = 32  # up to so many tokens the packed form is faster than the dense one
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,42 +42,27 @@ class PackedLinear(Linear):
     def __init__(self, weight: Tensor, groups: Groups, bias: Tensor | None = None) -> None:
         super().__init__(weight, bias)
         self._n_rows, self._digits = len(weight), groups.digits
-        padding = -len(groups.codes) % ROWS
-        codes, scales, offsets = (
-            torch.nn.functional.pad(part, (0, 0, 0, padding)) for part in (groups.codes, groups.scales, groups.offsets)
-        )
-        pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
-        self._codes = torch.cat([pack(part.int(), 1) for part in codes.split(PACKED_AT_ONCE)])
-        # The kernel counts codes from 8: (code - 8) * scale + zero.
-        zeros = offsets + 8 * scales
-        self._scales = torch.stack([scales.T, zeros.T], -1).to(torch.bfloat16).contiguous()  # [groups, rows, 2]
+        # Offsets are counted from code 8, where they are small and rounding them costs little.
+        self._packed = native.packed(groups.codes, groups.scales, groups.offsets + 8 * groups.scales)
 
     @property
     def n_bytes(self) -> int:
-        return super().n_bytes + self._codes.nbytes + self._scales.nbytes
+        return super().n_bytes + self._packed.nbytes
 
     def __call__(self, hidden: Tensor) -> Tensor:
         if len(hidden) > FEW:
             return super().__call__(hidden)
-        dtype, hidden = hidden.dtype, hidden.to(torch.bfloat16)
+        inputs = hidden.to(torch.bfloat16)
         if self._digits > 1:
-            hidden = hidden.repeat(1, self._digits)
-        if len(hidden) <= AT_ONCE:
-            product = self._multiplied(hidden)
-        else:
-            product = torch.cat([self._multiplied(part) for part in hidden.split(AT_ONCE)])
-        product = product[:, : self._n_rows].to(dtype)
+            inputs = inputs.repeat(1, self._digits)
+        product = native.multiply(inputs, self._packed)
+        product = product[:, : self._n_rows].to(hidden.dtype)
         return product if self.bias is None else product + self.bias
-
-    def _multiplied(self, hidden: Tensor) -> Tensor:
-        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(hidden, self._codes, GROUP, self._scales)
-        return product
 
 
 def packed_bytes(n_rows: int, n_columns: int, digits: int) -> int:
     """What the packed form of a layer takes, beside the dense one."""
-    weights = -(-n_rows // ROWS) * ROWS * n_columns * digits
-    return weights // 2 + weights // GROUP * 2 * BFLOAT16_BYTES  # codes; a scale and a zero for each group
+    return native.packed_bytes(n_rows, n_columns * digits)
 
 
 def digits_of(quantization: GGMLQuantizationType) -> int | None:
@@ -92,7 +74,7 @@ def digits_of(quantization: GGMLQuantizationType) -> int | None:
 
 def can_pack(device: torch.device) -> bool:
     """Whether there is a kernel for the packed form here."""
-    return device.type == "cpu" and hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu")
+    return device.type == "cpu" and can_compile()
 
 
 def read_groups(stored: NDArray[np.uint8], quantization: GGMLQuantizationType) -> Groups | None:

@@ -1,0 +1,63 @@
+"""The linear layer of `runtime.native.linear`, and the form it reads."""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from runtime.native.linear import FIELDS, GROUP, GROUP_BYTES, LANES, STEP, write_linear
+from runtime.native.machine import Compiled, cpu_features
+
+JOBS_A_THREAD = 4  # a thread that other work holds up leaves its jobs to the rest
+
+
+@cache
+def compiled(multiplies_bfloat16: bool) -> tuple[Callable[[int], None], Compiled]:
+    """The function, and what keeps it alive. It takes the address of its fields."""
+    code = Compiled(write_linear(multiplies_bfloat16))
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address("multiply")), code
+
+
+def packed(codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    """Weights `(codes - 8) * scales + zeros` as `multiply` reads them, [tiles, groups, bytes] in uint8.
+
+    `codes` [rows, columns], 0 to 15, in uint8; `scales` and `zeros` [rows, columns / GROUP], which are rounded to
+    bfloat16. Rows are filled up to a multiple of LANES with zeros.
+    """
+    filling = -len(codes) % LANES
+    codes, scales, zeros = (pad(part, (0, 0, 0, filling)) for part in (codes, scales, zeros))
+    n_tiles, n_groups = len(codes) // LANES, scales.shape[1]
+    # A byte holds a row's numbers two apart: [tile, group, step, row, number of two, half].
+    steps = codes.view(n_tiles, LANES, n_groups, GROUP // STEP, 2, 2).permute(0, 2, 3, 1, 5, 4)
+    bytes_ = (steps[..., 0] | (steps[..., 1] << 4)).reshape(n_tiles, n_groups, -1)
+    factors = torch.stack([part.view(n_tiles, LANES, n_groups).transpose(1, 2) for part in (scales, zeros)], 2)
+    factor_bytes = factors.bfloat16().contiguous().view(torch.uint8).reshape(n_tiles, n_groups, -1)
+    return torch.cat([bytes_, factor_bytes], -1)
+
+
+def packed_bytes(n_rows: int, n_columns: int) -> int:
+    """What `packed` gives for so many weights."""
+    return -(-n_rows // LANES) * (n_columns // GROUP) * GROUP_BYTES
+
+
+def multiply(inputs: Tensor, weights: Tensor, multiplies_bfloat16: bool | None = None) -> Tensor:
+    """`inputs` [tokens, columns] in bfloat16 times `packed` weights: [tokens, tiles * LANES].
+
+    `multiplies_bfloat16` None asks the processor.
+    """
+    if multiplies_bfloat16 is None:
+        multiplies_bfloat16 = "avx512bf16" in cpu_features()
+    inputs = inputs.contiguous()
+    (n_tiles, n_groups, _), n_tokens, n_threads = weights.shape, len(inputs), torch.get_num_threads()
+    outputs = torch.empty(n_tokens, n_tiles * LANES, dtype=torch.bfloat16)
+    sums = torch.empty(n_tokens * n_groups)
+    per_job = max(1, n_tiles // (JOBS_A_THREAD * n_threads))
+    fields = (ctypes.c_int64 * len(FIELDS))(
+        *(inputs.data_ptr(), weights.data_ptr(), outputs.data_ptr()),
+        *(n_tokens, n_groups, n_tiles, per_job, n_threads, sums.data_ptr(), 0),
+    )
+    compiled(multiplies_bfloat16)[0](ctypes.addressof(fields))
+    return outputs

@@ -1,0 +1,92 @@
+"""Layers in four-bit groups compiled for this machine's processor, against the weights they stand for."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from runtime.native.linear import AT_ONCE, GROUP, LANES
+from runtime.native.machine import can_compile, cpu_features
+from runtime.native.multiply import multiply, packed, packed_bytes
+
+pytestmark = pytest.mark.skipif(not can_compile(), reason="PyTorch's threads are not of GNU OpenMP")
+
+WAYS = [
+    False,
+    pytest.param(
+        True,
+        marks=pytest.mark.skipif("avx512bf16" not in cpu_features(), reason="the processor does not multiply bfloat16"),
+    ),
+]
+
+
+def layer(n_rows: int, n_groups: int) -> tuple[Tensor, Tensor]:
+    """The packed form and the weights [rows, columns] in float64."""
+    generator = torch.Generator().manual_seed(n_rows)
+    codes = torch.randint(0, 16, (n_rows, n_groups * GROUP), generator=generator, dtype=torch.uint8)
+    scales, zeros = torch.randn(2, n_rows, n_groups, generator=generator).bfloat16().float().unbind()
+    weights = (codes.double() - 8) * scales.repeat_interleave(GROUP, 1) + zeros.repeat_interleave(GROUP, 1)
+    return packed(codes, scales, zeros), weights
+
+
+@pytest.mark.parametrize("multiplies", WAYS)
+@pytest.mark.parametrize(("n_rows", "n_groups"), [(16, 1), (5, 3), (37, 2), (960, 18), (4000, 4)])
+@pytest.mark.parametrize("n_tokens", [1, 2, AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE])
+def test_the_products_are_those_of_the_weights(multiplies: bool, n_rows: int, n_groups: int, n_tokens: int) -> None:
+    """To a bfloat16's rounding of the result, whatever the number of tokens and however tiles are filled."""
+    weights, meant = layer(n_rows, n_groups)
+    inputs = torch.randn(n_tokens, n_groups * GROUP, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+    found = multiply(inputs, weights, multiplies)
+
+    assert found.shape == (n_tokens, -(-n_rows // LANES) * LANES)
+    expected = inputs.double() @ meant.T
+    error = (found[:, :n_rows].double() - expected).abs()
+    assert (error <= expected.abs() * 2**-8 + 2e-4 * expected.std()).all()
+    assert (found[:, n_rows:] == 0).all()
+
+
+@pytest.mark.parametrize("multiplies", WAYS)
+def test_a_weight_in_the_wrong_place_would_be_seen(multiplies: bool) -> None:
+    """Each input alone gives its own column of weights."""
+    weights, meant = layer(32, 2)
+    inputs = torch.eye(64, dtype=torch.bfloat16)
+
+    found = torch.cat([multiply(part, weights, multiplies) for part in inputs.split(AT_ONCE)])
+
+    torch.testing.assert_close(found.double(), meant.T, atol=2e-3, rtol=2**-8)
+
+
+def test_threads_do_not_change_a_bit() -> None:
+    weights, _ = layer(960, 18)
+    inputs = torch.randn(3, 18 * GROUP, generator=torch.Generator().manual_seed(1)).bfloat16()
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for n_threads in (1, 2, 3):
+            torch.set_num_threads(n_threads)
+            found += [multiply(inputs, weights) for _ in range(3)]
+    finally:
+        torch.set_num_threads(before)
+
+    assert all(torch.equal(found[0], other) for other in found)
+
+
+def test_a_token_s_products_do_not_depend_on_the_tokens_beside_it() -> None:
+    weights, _ = layer(64, 18)
+    inputs = torch.randn(11, 18 * GROUP, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+    together = multiply(inputs, weights)
+
+    assert torch.equal(together, torch.cat([multiply(part, weights) for part in inputs.split(1)]))
+
+
+def test_inputs_may_be_part_of_a_larger_tensor() -> None:
+    weights, _ = layer(64, 2)
+    inputs = torch.randn(4, 5 * GROUP, generator=torch.Generator().manual_seed(1)).bfloat16()[:, GROUP : 3 * GROUP]
+
+    assert torch.equal(multiply(inputs, weights), multiply(inputs.clone(), weights))
+
+
+def test_the_bytes_are_those_foretold() -> None:
+    for n_rows, n_groups in ((16, 1), (37, 2)):
+        assert layer(n_rows, n_groups)[0].nbytes == packed_bytes(n_rows, n_groups * GROUP)
