@@ -15,7 +15,7 @@ from runtime.models.decoder import Decoder
 from runtime.pacing import PassCosts
 from runtime.scorer import Scorer
 
-FORMAT = 3  # counted up whenever the kernels or what is measured change
+FORMAT = 4  # counted up whenever the kernels or what is measured change
 TOKENS = (1, 2, 3, 4, 5, 8, 16)
 SHORT, LONG = 256, 4096  # tokens in the cache
 REPEATS = 5
@@ -40,8 +40,11 @@ def measure(decoder: Decoder, most_threads: int) -> PassCosts:
     before = torch.get_num_threads()
     try:
         short, long = (_store(decoder, n_held) for n_held in (SHORT, LONG))
-        slow = _seconds(decoder, short, 1) > SLOW_SECONDS  # the first pass also warms up
+        _seconds(decoder, short, 1)  # warms up
+        slow = _seconds(decoder, short, 1) > SLOW_SECONDS
         repeats, tokens = (1, (1, 4, 16)) if slow else (REPEATS, TOKENS)
+        for n in tokens:  # each size may be code of its own, compiled when it is used first
+            _seconds(decoder, short, n)
         threads = _best_threads(decoder, (short, long), most_threads, repeats)
         torch.set_num_threads(threads)
         # Round by round, so that whatever else the machine does slows all of them alike.

@@ -20,6 +20,7 @@ from runtime.models.sources import Source
 from runtime.models.spec import SUPPORTED, Spec, read_spec, require, text_config
 from runtime.models.tensor_file import GgufFile, SafetensorsFolder, TensorFile
 from runtime.models.weights import WeightReader
+from runtime.native.ahead import compile_ahead
 from runtime.pacing import PassCosts
 from runtime.tokenizer import Tokenizer
 
@@ -66,6 +67,8 @@ def load_model(
     """
     spec = facts.spec
     packs = can_pack(device) and (dtype == torch.bfloat16 or packs_float32)
+    if device.type == "cpu":
+        compile_ahead(spec.head_dim, dtype, packs)
     reader = WeightReader(_open(source, spec), spec, dtype, device, packs)
     layers = []
     progress(Progress("load", 0, spec.n_layers))

@@ -13,7 +13,7 @@ from runtime.native.small import LANES, write_small
 
 
 @cache
-def _compiled() -> tuple[Any, Any, Any, Compiled]:
+def compiled() -> tuple[Any, Any, Any, Compiled]:
     """The three functions, and what keeps them alive."""
     code = Compiled(write_small())
     kinds = {"norm": 6, "gate": 4, "rotate": 8}
@@ -37,7 +37,7 @@ def norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """The root-mean-square norm of `hidden` [tokens, size], contiguous."""
     output = torch.empty_like(hidden)
     n_tokens, size = hidden.shape
-    _compiled()[0](hidden.data_ptr(), weight.data_ptr(), output.data_ptr(), n_tokens, size, _bits(epsilon))
+    compiled()[0](hidden.data_ptr(), weight.data_ptr(), output.data_ptr(), n_tokens, size, _bits(epsilon))
     return output
 
 
@@ -45,14 +45,14 @@ def gate(gate_up: Tensor) -> Tensor:
     """silu(gate) * up of `gate_up` [tokens, 2 * size], contiguous, of which the gate is the first half."""
     n_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     output = torch.empty(n_tokens, size, dtype=gate_up.dtype)
-    _compiled()[1](gate_up.data_ptr(), output.data_ptr(), n_tokens, size)
+    compiled()[1](gate_up.data_ptr(), output.data_ptr(), n_tokens, size)
     return output
 
 
 def rotate_in_place(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
     """As `runtime.models.rope.rotate`; `heads` [tokens, heads, head_dim] may be a part of a larger tensor."""
     token_stride, head_stride, _ = heads.stride()
-    _compiled()[2](
+    compiled()[2](
         *(heads.data_ptr(), cos.data_ptr(), sin.data_ptr()),
         *(len(heads), token_stride, heads.shape[1], head_stride, cos.shape[-1]),
     )

@@ -1,0 +1,31 @@
+"""Compiling while something else takes time, so that no answer waits for it."""
+
+import threading
+
+import torch
+
+from runtime.native import attend, multiply, steps
+from runtime.native.attention import WIDTHS, Shape
+from runtime.native.machine import can_compile, cpu_features
+
+
+def compile_ahead(head_dim: int, dtype: torch.dtype, packs: bool) -> threading.Thread:
+    """Begins to compile what a model of this number format uses on a CPU; what is used sooner is compiled there."""
+
+    def compile_all() -> None:
+        if not can_compile():
+            return
+        multiplies = "avx512bf16" in cpu_features()
+        if packs:
+            multiply.compiled(multiplies)
+        if dtype == torch.bfloat16:
+            steps.compiled()
+        if attend.serves(head_dim, dtype):
+            for width in WIDTHS:
+                attend.compiled(Shape(head_dim, width, multiplies))
+
+    thread = threading.Thread(
+        target=compile_all if can_compile() else lambda: None, name="fullread-compile", daemon=True
+    )
+    thread.start()
+    return thread
