@@ -5,7 +5,8 @@ import threading
 import torch
 
 from runtime.native import attend, multiply, steps
-from runtime.native.attention import WIDTHS, Shape
+from runtime.native.attention import WIDTHS
+from runtime.native.joining import Shape
 from runtime.native.machine import can_compile, cpu_features
 
 

@@ -9,15 +9,8 @@ from math import log2
 import torch
 from torch import Tensor
 
-from runtime.native.attention import (
-    FIELDS,
-    HEAD_UNIT,
-    MOST_TILES,
-    WIDTHS,
-    Shape,
-    scratch_floats,
-    write_attention,
-)
+from runtime.native.attention import HEAD_UNIT, MOST_TILES, WIDTHS, write_attention
+from runtime.native.joining import FIELDS, Shape, scratch_floats
 from runtime.native.machine import Compiled, can_compile, cpu_features
 
 MOST_ROWS = WIDTHS[-1] * MOST_TILES  # query rows a KV head: beyond, a matrix product pays
