@@ -14,11 +14,11 @@ from runtime.errors import InvalidSetting, OutOfMemory
 from runtime.footprint import Pair
 from runtime.hardware import Hardware
 from runtime.hardware_file import known_hardware, written
-from runtime.memory import plan, plan_longest
+from runtime.memory import any_way, plan, plan_longest
 from runtime.models.load import ModelFacts, read_facts
 from runtime.models.rope import longest_context
 from runtime.models.sources import locate
-from runtime.ways import MODES, Plan, gib, ways
+from runtime.ways import Plan, gib, ways
 
 _PARTS = {
     "weights": "weights",
@@ -31,6 +31,9 @@ _PARTS = {
     "margin": "margin",
 }
 _PLACES = {"gpu": "on the GPU", "offload": "on the GPU, its KV cache in main memory", "cpu": "on the processor"}
+
+
+_NO_RUNTIME = "Weights in main memory have no runtime yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def find_plan(hardware: Hardware, settings: Settings) -> Planned:
     """For the model that is set; nothing is downloaded. Without a context the longest that fits today."""
     shapes, wishes = _shapes(settings), settings.engine_config().wishes
     context = settings.context or _fitting_context(hardware, shapes, wishes)
-    best = plan(hardware, shapes.pair, context, wishes, MODES)
+    best = plan(hardware, shapes.pair, context, wishes, any_way)
     found = ways(hardware, shapes.pair, context, wishes)
     place = found.index(next(way for way in found if _is_same(way, best)))
     return Planned(
@@ -89,15 +92,15 @@ def _is_same(way: Plan, other: Plan) -> bool:
 def _today(hardware: Hardware, pair: Pair, context: int, wishes: Wishes) -> Plan | None:
     try:
         return plan(hardware, pair, context, wishes)
-    except (OutOfMemory, InvalidSetting):
+    except OutOfMemory:
         return None
 
 
 def _fitting_context(hardware: Hardware, shapes: _Shapes, wishes: Wishes) -> int:
     try:
         return plan_longest(hardware, shapes.pair, shapes.longest, wishes).context
-    except (OutOfMemory, InvalidSetting):
-        return plan_longest(hardware, shapes.pair, shapes.longest, wishes, MODES).context
+    except OutOfMemory:
+        return plan_longest(hardware, shapes.pair, shapes.longest, wishes, any_way).context
 
 
 def _shapes(settings: Settings) -> _Shapes:
@@ -165,12 +168,12 @@ def _way(way: Plan) -> dict[str, object]:
 
 def _described(planned: Planned) -> str:
     best = planned.best
-    lines = [f"{shown(planned.model)} with {best.context:,} tokens: {_PLACES[best.mode]} ({best.mode})."]
+    lines = [f"{shown(planned.model)} with {best.context:,} tokens: {_place(best)} ({best.mode})."]
     lines += [best.reason, *map(shown, planned.notes)]
     if planned.today is None:
-        lines.append(f"Nothing of this runs yet: {best.mode} has no runtime, and nothing else that was asked for fits.")
-    elif planned.today.mode != best.mode:
-        lines.append(f"{best.mode} has no runtime yet, so today: {planned.today.mode}. {planned.today.reason}")
+        lines.append(f"{_NO_RUNTIME}, and nothing else that was asked for fits.")
+    elif not best.has_runtime:
+        lines.append(f"{_NO_RUNTIME}, so today: {planned.today.mode}. {planned.today.reason}")
         lines.append(_speed(planned.today))
     where = "In main memory" if best.mode == "cpu" else "On the card"
     lines += ["", f"{where}, of {gib(best.free_bytes)} free:"]
@@ -198,12 +201,14 @@ def _speed(way: Plan) -> str:
 def _neighbour(way: Plan | None) -> str:
     if way is None:
         return "there is none."
-    said = f"{_PLACES[way.mode]} ({way.mode})"
-    if way.streamed.weights:
-        said = f"on the GPU, weights and KV cache in main memory ({way.mode})"
+    said = f"{_place(way)} ({way.mode})"
     if not way.fits:
         return f"{said}, which lacks {gib(way.missing_bytes)} of memory: it needs {gib(way.bytes.total)} there."
-    return f"{said}. {_speed(way)}"
+    return f"{said}. {_speed(way)}" if way.has_runtime else f"{said}, which has no runtime yet. {_speed(way)}"
+
+
+def _place(way: Plan) -> str:
+    return "on the GPU, weights and KV cache in main memory" if way.streamed.weights else _PLACES[way.mode]
 
 
 def _size(n_bytes: int) -> str:

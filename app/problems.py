@@ -150,7 +150,7 @@ def _explain_answering(error: answering.EngineError) -> Problem:
         case answering.NoSuchDevice(device=device, found=found):
             return Problem(
                 f"This machine has no device {shown(device)} that can be used; found: {_reason(found)}.",
-                "Leave the device to auto.",
+                "Leave device and mode to auto.",
             )
         case answering.HardwareRefused(path=path, reason=reason):
             return Problem(

@@ -11,9 +11,11 @@ import torch
 from runtime.config import EngineConfig, Request, Speculation
 from runtime.errors import ContextExceeded, HardwareRefused, InvalidSetting, VocabularyMismatch
 from runtime.events import Event, Progress
-from runtime.footprint import Pair
+from runtime.footprint import BUFFERED_LAYERS, Pair, layer_kv_bytes
 from runtime.hardware import count_cores, free_bytes
 from runtime.hardware_file import known_hardware
+from runtime.kv.full import FullStore
+from runtime.kv.host import HostStore
 from runtime.memory import plan, plan_longest
 from runtime.models.decoder import Decoder
 from runtime.models.load import Model, ModelFacts, load_model, packed_bytes, read_facts
@@ -90,7 +92,7 @@ def assemble(config: EngineConfig, progress: Callable[[Progress], None]) -> "Eng
         draft_model=draft_source.name if draft_source else None,
         notes=_notes(source, target.decoder),
     )
-    return Engine(described, target, draft, config.speculation)
+    return Engine(described, target, draft, config.speculation, chosen)
 
 
 def _notes(source: Source, decoder: Decoder) -> tuple[str, ...]:
@@ -134,8 +136,11 @@ def _check_vocabularies(config: EngineConfig, target: Tokenizer, draft: Tokenize
 class Engine:
     """Answers prompts one at a time, in the order they came, keeping the KV of the last ones."""
 
-    def __init__(self, facts: EngineFacts, target: Model, draft: Model | None, speculation: Speculation) -> None:
+    def __init__(
+        self, facts: EngineFacts, target: Model, draft: Model | None, speculation: Speculation, chosen: Plan
+    ) -> None:
         self.facts = facts
+        self._plan = chosen
         self.tokenizer = target.tokenizer
         self._target, self._draft = target, draft
         self._speculation = speculation
@@ -171,7 +176,13 @@ class Engine:
     def new_session(self, n_tokens: int) -> Session:
         """An empty session for sequences of up to `n_tokens`, or more where that costs nothing."""
         planned = planned_length(n_tokens, self._target.config, self.facts.trained_context)
-        return Session(self._target, self._draft, self._speculation, planned)
+        return Session(self._target, self._draft, self._speculation, planned, self._new_store(), self._plan.bus)
+
+    def _new_store(self) -> FullStore:
+        """For the target's KV cache, where the plan wants it."""
+        decoder, spec = self._target.decoder, self._target.spec
+        shape = (spec.n_layers, spec.n_kv_heads, spec.head_dim, decoder.dtype, decoder.device)
+        return HostStore(*shape, self._plan.layers_on_gpu) if self._plan.mode == "offload" else FullStore(*shape)
 
     def close(self) -> None:
         """Let the running answer end and the worker stop."""
@@ -208,10 +219,12 @@ class Engine:
     def _make_room(self, n_tokens: int) -> None:
         """Let go of kept sessions, the oldest first, while a new one of `n_tokens` would not fit beside them."""
         decoder = self._target.decoder
-        needed_bytes = n_tokens * decoder.spec.kv_bytes_per_token(decoder.dtype.itemsize)
-        while self._sessions:
-            if needed_bytes <= free_bytes(decoder.device):
-                return
+        layer_bytes = n_tokens * layer_kv_bytes(decoder.spec, decoder.dtype)
+        n_here, n_beside = decoder.spec.n_layers, 0
+        if self._plan.mode == "offload":
+            n_here, n_beside = self._plan.layers_on_gpu + BUFFERED_LAYERS, n_here - self._plan.layers_on_gpu
+        needed = ((decoder.device, n_here), (torch.device("cpu"), n_beside))
+        while self._sessions and any(n_layers * layer_bytes > free_bytes(device) for device, n_layers in needed):
             del self._sessions[0]
 
     def _factor(self, n_tokens: int) -> float:

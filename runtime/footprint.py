@@ -6,14 +6,13 @@ import torch
 
 from runtime.config import DRAFT_CHUNK, LONGEST_DRAFT, Speculation
 from runtime.kv import retrieval, streaming
+from runtime.kv.host import KEPT
 from runtime.models.spec import Spec
 from runtime.prefill import block_length
 
 MARGIN_BYTES = 1 << 30  # the runtime itself, what the allocator wastes, and air
 CUDA_CONTEXT_BYTES = 1 << 29  # the driver's context, the workspaces of its libraries
-OFFLOAD_BLOCK = 2048  # prompt tokens of a block where KV crosses the bus once for each
 BUFFERED_LAYERS = 2  # one is computed while the next is copied
-KEPT = 160  # newest tokens of every layer that are on the card, too, when its KV is not
 LOGIT_COPIES = 4  # of a verify pass's logits, in float32: filtered, sorted, as probabilities
 
 
@@ -126,5 +125,5 @@ def captured_bytes(spec: Spec, context: int, speculation: Speculation, dtype: to
 
 
 def block_of(spec: Spec, device: torch.device, streams: bool) -> int:
-    """Tokens of a prompt block; longer ones where KV crosses the bus for each."""
-    return OFFLOAD_BLOCK if streams else block_length(spec.n_parameters, device)
+    """Tokens of a prompt block, as a session feeds them."""
+    return block_length(spec.n_parameters, device, streams)

@@ -1,40 +1,50 @@
 """What goes where: a pure function of facts, decided before anything is loaded."""
 
+from collections.abc import Callable
+
 from runtime.config import Wishes
-from runtime.errors import InvalidSetting, NoSuchDevice, OutOfMemory
+from runtime.errors import NoSuchDevice, OutOfMemory
 from runtime.footprint import MARGIN_BYTES, Pair
 from runtime.hardware import Hardware
-from runtime.ways import RUNNABLE, Mode, Plan, ways
+from runtime.ways import Plan, ways
 
 LONGEST_CONTEXT = 131_072
 SHORTEST_CONTEXT = 4_096  # a default context is not halved below this to fit the memory
 
 
-def plan(hardware: Hardware, pair: Pair, context: int, wishes: Wishes, runnable: frozenset[Mode] = RUNNABLE) -> Plan:
-    """The best way that fits, of those in `runnable` and as wished; raises `NoSuchDevice`, `OutOfMemory`."""
+Choice = Callable[[Plan], bool]
+
+
+def has_runtime(way: Plan) -> bool:
+    """What can be run today."""
+    return way.has_runtime
+
+
+def any_way(way: Plan) -> bool:
+    """What could be run, some of it later."""
+    return True
+
+
+def plan(hardware: Hardware, pair: Pair, context: int, wishes: Wishes, choice: Choice = has_runtime) -> Plan:
+    """The best way that fits, of those in `choice` and as wished; raises `NoSuchDevice`, `OutOfMemory`."""
     wants_card = wishes.device == "cuda" or wishes.mode in ("gpu", "offload")
     if wants_card and hardware.gpu is None:
         others = ", ".join(gpu.name for gpu in hardware.gpus)
         raise NoSuchDevice("cuda", f"{others}, which is not used yet" if others else "no CUDA device")
-    if wishes.mode not in ("auto", *runnable):
-        raise InvalidSetting("mode", wishes.mode, f"auto, {' or '.join(sorted(runnable))}; it has no runtime yet")
-    found = ways(hardware, pair, context, wishes)
-    allowed = [way for way in found if way.mode in runnable and _is_wished(way, wishes)]
+    allowed = [way for way in ways(hardware, pair, context, wishes) if choice(way) and _is_wished(way, wishes)]
     chosen = next((way for way in allowed if way.fits), None)
     if chosen is None:
         raise _too_little(allowed, context)
     return chosen
 
 
-def plan_longest(
-    hardware: Hardware, pair: Pair, most: int, wishes: Wishes, runnable: frozenset[Mode] = RUNNABLE
-) -> Plan:
+def plan_longest(hardware: Hardware, pair: Pair, most: int, wishes: Wishes, choice: Choice = has_runtime) -> Plan:
     """The plan for the longest sequences that fit, of `most` tokens or of a half of that, a quarter, and so on; raises
     as `plan` does where even short ones do not fit."""
     context = min(most, LONGEST_CONTEXT)
     while True:
         try:
-            return plan(hardware, pair, context, wishes, runnable)
+            return plan(hardware, pair, context, wishes, choice)
         except OutOfMemory:
             if context <= SHORTEST_CONTEXT:
                 raise

@@ -12,11 +12,15 @@ from runtime.models.decoder import Decoder, Observer
 
 BLOCK = 1024  # tokens; 8,192 of the starter took 11.2 s in blocks of 512, 9.3 s in these, 9.5 s in blocks of 2,048
 SHORTEST_BLOCK = 128
+OFFLOAD_BLOCK = 2048  # where the KV cache crosses the bus once for each block
 BLOCK_WORK = 1 << 38  # parameters times tokens of a block: some ten seconds of two cores, by which a cancel waits
 
 
-def block_length(n_parameters: int, device: torch.device) -> int:
-    """Tokens of a block: as many as are worth it, on a CPU fewer where the model is large."""
+def block_length(n_parameters: int, device: torch.device, streams: bool) -> int:
+    """Tokens of a block: as many as are worth it, on a CPU fewer where the model is large; more of them where the store
+    `streams` what it holds from elsewhere in every pass."""
+    if streams:
+        return OFFLOAD_BLOCK
     if device.type != "cpu":
         return BLOCK
     return max(SHORTEST_BLOCK, min(BLOCK, BLOCK_WORK // n_parameters))

@@ -48,9 +48,11 @@ class Session:
         speculation: Speculation,
         n_tokens: int,
         full: FullStore | None = None,
+        bus: float | None = None,
     ) -> None:
         """For sequences of up to `n_tokens`, by which the rotary embedding is fixed. `full`: an empty store for the
-        target's KV cache; None for one on the model's device."""
+        target's KV cache; None for one on the model's device. `bus`: bytes a second that reach the device from where
+        such a store lies."""
         self.n_tokens = n_tokens
         self.eos_ids = target.tokenizer.eos_ids
         self.tokens: list[int] = []  # those whose keys and values the full store holds
@@ -61,6 +63,7 @@ class Session:
         spec = target.spec
         shape = (spec.n_layers, spec.n_kv_heads, spec.head_dim, self.decoder.dtype, self.decoder.device)
         self._full = FullStore(*shape) if full is None else full
+        self._bus = bus
         self._recent = RecentQueries()
         self._retrieval: RetrievalStore | None = None
         self._over_retrieval: Forward | None = None  # kept with the cache: what is captured serves all answers
@@ -88,8 +91,7 @@ class Session:
         observer = Both(self._recent, watched)
         try:
             self._use_threads(is_decoding=False)
-            block = block_length(self._target.spec.n_parameters, self.decoder.device)
-            yield from prefill(self.decoder, self._full, ids[:-1], cancel, observer, block)
+            yield from prefill(self.decoder, self._full, ids[:-1], cancel, observer, self._block)
             decoding = time.perf_counter()
             first_at = last_at = decoding
             self._use_threads(is_decoding=True)
@@ -176,10 +178,15 @@ class Session:
         before = max(0, len(ids) - 1 - QUESTION_TOKENS)
         self._cut(min(common_prefix(self.tokens, ids), before))
         for n_tokens in (before, len(ids) - 1):
-            for _ in prefill(self.decoder, self._full, ids[:n_tokens], threading.Event(), self._recent):
+            for _ in prefill(self.decoder, self._full, ids[:n_tokens], threading.Event(), self._recent, self._block):
                 pass
         self.tokens = list(ids[:-1])
         return self._full, self._chosen_retrieval()
+
+    @property
+    def _block(self) -> int:
+        """Tokens of a prompt block."""
+        return block_length(self._target.spec.n_parameters, self.decoder.device, self._full.carried_bytes(1) > 0)
 
     def _cut(self, length: int) -> None:
         self._full.cut(length)

@@ -34,8 +34,6 @@ from runtime.hardware import Gpu, Hardware
 from runtime.predictions import Prediction, Streamed, card_speed, predict, processor_speed
 
 Mode = Literal["gpu", "offload", "cpu"]
-MODES: frozenset[Mode] = frozenset({"gpu", "offload", "cpu"})
-RUNNABLE: frozenset[Mode] = frozenset({"gpu", "cpu"})  # offload is planned, and has no runtime yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,8 @@ class Plan:
     """One way to run a model for sequences of `context` tokens, whether it fits or not.
 
     `bytes` lie on the device that computes, which has `free_bytes`; `streamed` in main memory, which has
-    `ram_free_bytes`. `layers_on_gpu` have their KV on the card. `reason` is one sentence with the numbers it rests on.
+    `ram_free_bytes`. `layers_on_gpu` have their KV on the card; `bus` bytes a second reach it from main memory, None on
+    a processor. `reason` is one sentence with the numbers it rests on.
     """
 
     mode: Mode
@@ -56,6 +55,7 @@ class Plan:
     streamed: Streamed
     ram_free_bytes: int
     predicted: Prediction
+    bus: float | None = None
 
     @property
     def device(self) -> torch.device:
@@ -64,6 +64,11 @@ class Plan:
     @property
     def fits(self) -> bool:
         return self.missing_bytes == 0
+
+    @property
+    def has_runtime(self) -> bool:
+        """Streamed weights are planned, and run nowhere yet."""
+        return self.streamed.weights == 0
 
     @property
     def missing_bytes(self) -> int:
@@ -170,9 +175,9 @@ def _card_plan(
 ) -> Plan:
     spec, block = pair.target, block_of(pair.target, torch.device("cuda"), streamed.total > 0)
     read_bytes = weight_bytes(spec, dtype)
-    predicted = predict(spec, context, dtype, read_bytes, card_speed(gpu), streamed, block, wishes.speculation)
-    ram = hardware.ram_free_bytes
-    return Plan(mode, dtype, context, reason, n_layers, needed, gpu.free_bytes, streamed, ram, predicted)
+    speed, ram = card_speed(gpu), hardware.ram_free_bytes
+    predicted = predict(spec, context, dtype, read_bytes, speed, streamed, block, wishes.speculation)
+    return Plan(mode, dtype, context, reason, n_layers, needed, gpu.free_bytes, streamed, ram, predicted, speed.bus)
 
 
 def _on_processor(hardware: Hardware, pair: Pair, context: int, wishes: Wishes, needs_on_card: int | None) -> Plan:

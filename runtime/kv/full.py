@@ -1,5 +1,7 @@
 """The full KV cache, on the model's device."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,16 @@ from runtime.kv.chunks import gather_chunks
 from runtime.kv.store import TrimBelowCommitted
 
 GROWTH = 256
+
+
+class BytesMoved(NamedTuple):
+    """What has crossed the bus between main memory and the device."""
+
+    to_device: int = 0
+    from_device: int = 0
+
+    def since(self, before: "BytesMoved") -> "BytesMoved":
+        return BytesMoved(self.to_device - before.to_device, self.from_device - before.from_device)
 
 
 class FullStore:
@@ -43,6 +55,15 @@ class FullStore:
     @property
     def n_bytes(self) -> int:
         return sum(buffer.nbytes for buffer in (*self._keys, *self._values))
+
+    @property
+    def bytes_moved(self) -> BytesMoved:
+        """Since the store was made."""
+        return BytesMoved()
+
+    def carried_bytes(self, n_tokens: int) -> int:
+        """Bytes that a pass over `n_tokens` held moves to the device."""
+        return 0
 
     def positions(self, n_tokens: int) -> range:
         return range(self._length - n_tokens, self._length)

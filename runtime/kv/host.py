@@ -1,24 +1,16 @@
 """The full KV cache in host memory: a layer's keys and values cross the bus while the layer before is computed."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from runtime.kv.chunks import gather_chunks
 from runtime.kv.copying import Copy, CopyStream, copy_stream, copy_tokens, lock_pages
-from runtime.kv.full import FullStore
+from runtime.kv.full import BytesMoved, FullStore
 
 # Newest tokens of a pass, in every layer, that stay on the device until the next: more than a draft has.
 KEPT = 160
-
-
-class BytesMoved(NamedTuple):
-    """What has crossed the bus."""
-
-    to_device: int
-    from_device: int
 
 
 class _Slot:
@@ -79,8 +71,10 @@ class HostStore(FullStore):
 
     @property
     def bytes_moved(self) -> BytesMoved:
-        """Since the store was made."""
         return BytesMoved(self._to_device, self._from_device)
+
+    def carried_bytes(self, n_tokens: int) -> int:
+        return len(self._off_device) * self._size(n_tokens)
 
     @property
     def device_bytes(self) -> int:

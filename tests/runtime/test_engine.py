@@ -232,8 +232,6 @@ def test_what_cannot_be_had_is_refused_by_name(models: Path, tmp_path: Path) -> 
     if not torch.cuda.is_available():
         with pytest.raises(NoSuchDevice):
             assemble(config(models, device="cuda"), lambda _: None)
-    with pytest.raises(InvalidSetting, match="no runtime yet"):
-        assemble(config(models, device="auto", mode="offload", hardware=written_to(tmp_path)), lambda _: None)
 
 
 def test_a_card_that_is_in_a_file_alone_is_not_run_on(models: Path, tmp_path: Path) -> None:
@@ -242,8 +240,27 @@ def test_a_card_that_is_in_a_file_alone_is_not_run_on(models: Path, tmp_path: Pa
         pytest.skip("this machine has a card")
     with pytest.raises(HardwareRefused, match="a GPU that this machine does not have"):
         assemble(config(models, device="auto", hardware=written_to(tmp_path)), lambda _: None)
+    with pytest.raises(HardwareRefused):
+        assemble(config(models, device="auto", mode="offload", hardware=written_to(tmp_path)), lambda _: None)
     built = assemble(config(models, hardware=written_to(tmp_path)), lambda _: None)
     assert built.facts.mode == "cpu"
+    built.close()
+
+
+def offloading(engine: Engine, layers_on_gpu: int) -> Engine:
+    """The twin on a processor of what a plan for a card asks for: the same models, the KV cache passing a bus."""
+    found = plan(machine(64, 24), Pair(engine._target.spec), 2048, Wishes(mode="offload"))
+    return Engine(engine.facts, engine._target, None, SMALL, replace(found, layers_on_gpu=layers_on_gpu))
+
+
+@pytest.mark.parametrize("layers_on_gpu", [0, 1, 2])
+def test_the_plan_decides_where_the_kv_cache_lies(engine: Engine, layers_on_gpu: int) -> None:
+    """Offloaded, all layers but those on the card cross the bus, and the answer stays what it was."""
+    built = offloading(engine, layers_on_gpu)
+    store, plain = built.new_session(512)._full, engine.new_session(512)._full
+    per_layer = 100 * 2 * 2 * 16 * 4
+    assert (store.carried_bytes(100), plain.carried_bytes(100)) == ((3 - layers_on_gpu) * per_layer, 0)
+    assert ask(built, prompt(200), 40).token_ids == ask(engine, prompt(200), 40).token_ids
     built.close()
 
 

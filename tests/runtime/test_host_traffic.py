@@ -8,7 +8,8 @@ import torch
 from runtime.choices import SeededChoices
 from runtime.config import Sampling
 from runtime.drafter import Draft
-from runtime.kv.host import KEPT, BytesMoved
+from runtime.kv.full import BytesMoved
+from runtime.kv.host import KEPT
 from runtime.kv.queries import RecentQueries
 from runtime.kv.retrieval import RetrievalStore
 from runtime.pacing import FixedPacing

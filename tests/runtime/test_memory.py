@@ -10,9 +10,9 @@ from runtime.catalogue import Entry, load_catalogue
 from runtime.config import Speculation, Wishes
 from runtime.errors import InvalidSetting, NoSuchDevice, OutOfMemory
 from runtime.footprint import CUDA_CONTEXT_BYTES, MARGIN_BYTES, Pair
-from runtime.memory import plan, plan_longest
+from runtime.memory import any_way, plan, plan_longest
 from runtime.models.spec import Spec, read_spec
-from runtime.ways import MODES, RUNNABLE, Plan, ways
+from runtime.ways import Plan, ways
 from tests.runtime.machines import GIB, card, machine
 from tests.runtime.tiny import tiny_config
 
@@ -27,7 +27,7 @@ TARGETS = [entry for entry in ENTRIES.values() if entry.role == "target"]
 
 def best(gpu_gib: float | None, pair: Pair, context: int, ram_gib: float = 256) -> Plan:
     """What would be best, whether it has a runtime or not."""
-    return plan(machine(ram_gib, gpu_gib, bfloat16=True), pair, context, Wishes(), MODES)
+    return plan(machine(ram_gib, gpu_gib, bfloat16=True), pair, context, Wishes(), any_way)
 
 
 def rank(chosen: Plan) -> tuple[int, int]:
@@ -58,9 +58,9 @@ def test_a_gpu_is_used_when_weights_and_kv_fit() -> None:
     """8B at 128K in bfloat16: 16.1 GB of weights and 17.2 GB of KV."""
     pair = Pair(LARGE.spec)
     assert plan(machine(64, 48), pair, 131_072, Wishes()).mode == "gpu"
-    small_card = plan(machine(64, 24, bfloat16=True), pair, 131_072, Wishes(), frozenset({"gpu", "cpu"}))
+    small_card = plan(machine(64, 8, bfloat16=True), pair, 131_072, Wishes())
     assert small_card.mode == "cpu"
-    assert "24.0 GiB free" in small_card.reason
+    assert "8.0 GiB free" in small_card.reason
     assert plan(machine(64, 24), pair, 16_384, Wishes()).mode == "gpu"
 
 
@@ -95,11 +95,11 @@ def test_the_modes_of_one_pair_by_card() -> None:
 
 
 @pytest.mark.parametrize("entry", TARGETS, ids=lambda entry: entry.id)
-def test_what_runs_today_is_never_a_mode_without_a_runtime(entry: Entry) -> None:
+def test_what_runs_today_streams_no_weights(entry: Entry) -> None:
     """And never better than what would be best."""
     for size in CARDS:
         today = plan(machine(256, size, bfloat16=True), Pair(entry.spec), 131_072, Wishes())
-        assert today.mode in RUNNABLE
+        assert today.streamed.weights == 0
         assert rank(today) <= rank(best(size, Pair(entry.spec), 131_072))
 
 
@@ -171,15 +171,17 @@ def test_predictions_for_a_processor_are_near_what_was_measured() -> None:
 def test_what_was_asked_for_is_obeyed_or_refused() -> None:
     assert plan(machine(24, 48), Pair(SPEC), 8192, Wishes(device="cpu")).mode == "cpu"
     assert plan(machine(24, 48), Pair(SPEC), 8192, Wishes(mode="cpu")).mode == "cpu"
-    assert plan(machine(64, 48), PAIR, 8192, Wishes(mode="offload"), MODES).mode == "offload"
+    assert plan(machine(64, 48), PAIR, 8192, Wishes(mode="offload")).mode == "offload"
     for wishes in (Wishes(device="cuda"), Wishes(mode="gpu")):
         with pytest.raises(NoSuchDevice):
             plan(machine(), Pair(SPEC), 8192, wishes)
         with pytest.raises(OutOfMemory) as refused:
             plan(machine(64, 12), PAIR, 8192, wishes)
         assert refused.value.needed_bytes > refused.value.free_bytes == 12 * GIB
-    with pytest.raises(InvalidSetting):
-        plan(machine(64, 48), PAIR, 8192, Wishes(mode="offload"), frozenset({"gpu", "cpu"}))
+    with pytest.raises(OutOfMemory) as refused:
+        plan(machine(64, 12), PAIR, 8192, Wishes(mode="offload"))
+    assert "KV cache in main memory" in refused.value.what
+    assert plan(machine(64, 12), PAIR, 8192, Wishes(mode="offload"), any_way).streamed.weights > 0
 
 
 def test_a_mode_and_a_device_that_contradict_each_other_are_refused() -> None:
