@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from app import errors as ours
+from app.amounts import data
 from app.naming import shown
 from ingest import errors as reading
 from runtime import errors as answering
@@ -228,10 +229,4 @@ def _count(number: int, noun: str) -> str:
 
 
 def _size(number: int, unit: str) -> str:
-    if unit != "bytes":
-        return f"{number:,} {unit}"
-    if number < 1_000_000:
-        return f"{number:,} bytes"
-    if number < 1_000_000_000:
-        return f"{number / 1_000_000:,.1f} MB"
-    return f"{number / 1_000_000_000:,.1f} GB"
+    return data(number) if unit == "bytes" else f"{number:,} {unit}"

@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Iterable
 from typing import TextIO
 
+from app.amounts import moved
 from app.assistant import Answer
 from app.naming import shown
 from app.sources import Source
@@ -148,6 +149,7 @@ def costs_line(answer: Answer) -> str:
         f"{duration(stats.first_token_seconds)} to first token",
         f"{stats.tokens_per_second:.1f} tokens/s",
         *accepted,
+        *moved(stats),
         f"{stats.cached_tokens:,} cached + {stats.new_tokens:,} new tokens",
         f"{shown(answer.model)}, {answer.mode}",
     ]
@@ -170,6 +172,17 @@ def to_json(answer: Answer) -> str:
     return json.dumps(record)
 
 
+def _moved_record(stats: Stats) -> dict[str, object]:
+    """What crossed the bus, where anything did."""
+    if not (stats.to_device_bytes or stats.from_device_bytes):
+        return {}
+    return {
+        "to_device_bytes": stats.to_device_bytes,
+        "from_device_bytes": stats.from_device_bytes,
+        "moved_bytes_per_token": stats.moved_bytes_per_token,
+    }
+
+
 def _stats_record(stats: Stats) -> dict[str, object]:
     return {
         "prompt_tokens": stats.prompt_tokens,
@@ -179,6 +192,7 @@ def _stats_record(stats: Stats) -> dict[str, object]:
         "first_token_seconds": stats.first_token_seconds,
         "decode_tokens": stats.decode_tokens,
         "tokens_per_second": stats.tokens_per_second,
+        **_moved_record(stats),
         "levels": [
             {
                 "name": level.name,

@@ -81,6 +81,7 @@ class Session:
         answer = Answer(self._target.tokenizer.decode, self.eos_ids, request)
         prefilling = time.perf_counter()
         decoding = prefilling
+        before = self._full.bytes_moved
         if (needed := len(ids) + request.max_tokens + LONGEST_DRAFT + 1) > self._full.capacity:
             self._full.reserve(needed + ROOM)
         tally = Tally("full")
@@ -94,6 +95,7 @@ class Session:
             yield from prefill(self.decoder, self._full, ids[:-1], cancel, observer, self._block)
             decoding = time.perf_counter()
             first_at = last_at = decoding
+            prefilled = self._full.bytes_moved
             self._use_threads(is_decoding=True)
             if not cancel.is_set():
                 choices = SeededChoices(request.sampling.seed)
@@ -129,6 +131,9 @@ class Session:
             # Whatever happened, the tokens noted are those the store holds.
             self._full.cut(len(ids) + len(answer.ids))
             self.tokens = [*ids, *answer.ids][: self._full.length]
+        decoded = self._full.bytes_moved
+        evidence = self._evidence(len(ids), answer, watched, request)
+        moved = self._full.bytes_moved.since(before)
         stats = Stats(
             prompt_tokens=len(ids),
             cached_tokens=cached,
@@ -138,14 +143,11 @@ class Session:
             decode_tokens=len(answer.ids),
             decode_seconds=last_at - first_at,
             levels=(tally.stats(), *drafter.levels()),
+            to_device_bytes=moved.to_device,
+            from_device_bytes=moved.from_device,
+            decode_moved_bytes=sum(decoded.since(prefilled)),
         )
-        yield Finished(
-            answer.reason or "cancelled",
-            answer.text,
-            tuple(answer.ids),
-            stats,
-            self._evidence(len(ids), answer, watched, request),
-        )
+        yield Finished(answer.reason or "cancelled", answer.text, tuple(answer.ids), stats, evidence)
 
     def _check(self, request: Request) -> None:
         n_tokens = self._target.tokenizer.n_tokens

@@ -31,7 +31,9 @@ class Stats:
     """What an answer cost. `prompt_tokens` = `cached_tokens` + `new_tokens`; times in seconds of wall clock.
 
     `first_token_seconds` runs from the request's start (waiting for the device included) to the first token.
-    `decode_seconds` runs from the first token to the last. `levels` goes from the target down.
+    `decode_seconds` runs from the first token to the last. `levels` goes from the target down. Bytes crossed the bus
+    between main memory and the device, of the KV cache alone: none where it lies on the device. `decode_moved_bytes`
+    did so both ways after prefill, and evidence is not among them.
     """
 
     prompt_tokens: int
@@ -42,6 +44,14 @@ class Stats:
     decode_tokens: int
     decode_seconds: float
     levels: tuple[LevelStats, ...] = ()
+    to_device_bytes: int = 0
+    from_device_bytes: int = 0
+    decode_moved_bytes: int = 0
+
+    @property
+    def moved_bytes_per_token(self) -> float:
+        """Of decoding, per token emitted."""
+        return self.decode_moved_bytes / self.decode_tokens if self.decode_tokens else 0.0
 
     @property
     def tokens_per_second(self) -> float:

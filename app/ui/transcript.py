@@ -2,6 +2,7 @@
 
 import re
 
+from app.amounts import moved
 from app.assistant import Answer
 from app.sources import Source
 from app.ui import markup
@@ -137,7 +138,7 @@ def _chip(source: Source, at: int, number: int) -> str:
 
 
 def _stats(stats: Stats) -> str:
-    """Time to first token, speed, acceptance, and how much of the prompt was already there."""
+    """Time to first token, speed, acceptance, what crossed the bus, and how much of the prompt was already there."""
     said = []
     if stats.decode_tokens:
         said.append(f"first token {markup.seconds(stats.first_token_seconds)}")
@@ -145,5 +146,6 @@ def _stats(stats: Stats) -> str:
         said.append(f"{stats.tokens_per_second:,.1f} tokens/s")
     if stats.levels and stats.levels[0].rounds:
         said.append(f"{stats.levels[0].accepted_per_round:.1f} accepted per round")
+    said.extend(moved(stats))
     said.append(f"{stats.cached_tokens:,} cached + {stats.new_tokens:,} new tokens")
     return " · ".join(said)

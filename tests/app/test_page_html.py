@@ -169,6 +169,13 @@ def test_below_an_answer_stand_its_pages_and_what_it_cost() -> None:
     assert "p. xii" in Tags(html).words
 
 
+def test_what_crossed_the_bus_stands_in_the_particulars() -> None:
+    """Where the KV cache is in main memory."""
+    moved = replace(STATS, to_device_bytes=61 * 10**9, from_device_bytes=10**6, decode_moved_bytes=61 * 412_340_000)
+    html = transcript.finished((advance(Exchange("Why?"), replace(ANSWER, stats=moved)),))
+    assert "3.4 accepted per round · 61.0 GB between memory and card (412.3 MB a token) · 79,310 cached" in html
+
+
 @pytest.mark.parametrize(
     ("document", "label", "shown"),
     [

@@ -1,13 +1,17 @@
 """What the terminal shows: progress in words, few lines where they cannot be redrawn, harmless text."""
 
 import io
+import json
 import time
+from dataclasses import replace
 
 import pytest
 
+from app.assistant import Answer
 from app.sources import Source
-from app.terminal import ProgressLine, describe, duration, harmless, sources_lines
+from app.terminal import ProgressLine, costs_line, describe, duration, harmless, sources_lines, to_json
 from runtime.events import Progress
+from runtime.stats import Stats
 
 
 @pytest.mark.parametrize(
@@ -87,3 +91,18 @@ def test_a_source_is_named_as_a_person_would():
         "  notes.txt:3-9 (15%): “q”",
         "  project, src/a.py:7 (5%): “q”",
     ]
+
+
+def test_what_crossed_the_bus_is_told_where_anything_did() -> None:
+    """On the line of costs and in JSON."""
+    stats = Stats(90, 80, 10, 1.5, 0.4, 4, 2.0)
+    moved = replace(stats, to_device_bytes=3_500, from_device_bytes=500, decode_moved_bytes=2_400)
+    words, nothing = (Answer("Yes.", "stop", (), each, "offload", "starter") for each in (moved, stats))
+    assert "1.5 tokens/s · 4,000 bytes between memory and card (600 bytes a token) · 80 cached" in costs_line(words)
+    assert "between" not in costs_line(nothing)
+    assert {name: value for name, value in json.loads(to_json(words))["stats"].items() if "bytes" in name} == {
+        "to_device_bytes": 3_500,
+        "from_device_bytes": 500,
+        "moved_bytes_per_token": 600.0,
+    }
+    assert not any("bytes" in name for name in json.loads(to_json(nothing))["stats"])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.config import Request, Sampling
+from runtime.config import DraftCacheChoice, DrafterChoice, Request, Sampling, Speculation
 from runtime.kv import host
 from runtime.kv.copying import Copy, ThreadCopyStream
 from runtime.kv.full import FullStore
@@ -269,22 +269,37 @@ def test_layers_are_copied_while_the_layer_before_computes() -> None:
     assert not any(barrier.broken for barrier in met)
 
 
-def session_in_host(model: Model, draft: Model | None, n_on_device: int) -> Session:
-    return Session(model, draft, WIDE, 512, in_host(model.decoder, ThreadCopyStream(), n_on_device))
+def session_in_host(
+    model: Model, draft: Model | None, n_on_device: int, speculation: Speculation = WIDE, bus: float | None = None
+) -> Session:
+    return Session(model, draft, speculation, 512, in_host(model.decoder, ThreadCopyStream(), n_on_device), bus)
 
 
-@pytest.mark.parametrize("n_on_device", [0, 1])
-def test_answers_are_those_of_a_session_on_the_device(n_on_device: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All levels drafting, a question after the other, with evidence; the same tokens, counts and keys."""
+@pytest.mark.parametrize("n_on_device", [0, 1, 3])
+@pytest.mark.parametrize("retrieval", [True, False], ids=["over retrieval", "alone"])
+@pytest.mark.parametrize(
+    ("drafter", "draft_cache"),
+    [("none", "streaming"), ("lookup", "streaming"), ("model", "retrieval"), ("merged", "streaming")],
+)
+def test_answers_are_those_of_a_session_on_the_device(
+    drafter: DrafterChoice,
+    draft_cache: DraftCacheChoice,
+    retrieval: bool,
+    n_on_device: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever drafts, a question after the other, one of them edited, with evidence; the same tokens, counts, keys."""
     draft_always(monkeypatch, has_retrieval=True)
     model, draft, ids = tiny(), tiny(seed=1), prompt(200)
-    ours, theirs = session_in_host(model, draft, n_on_device), Session(model, draft, WIDE, 512)
+    chosen = replace(WIDE, retrieval=retrieval, drafter=drafter, draft_cache=draft_cache)
+    ours, theirs = session_in_host(model, draft, n_on_device, chosen), Session(model, draft, chosen, 512)
     for sampling in (GREEDY, Sampling(1.0, seed=3)):
-        request = Request(sampling, max_tokens=70, evidence_spans=((0, 90), (90, 190)))
+        request = Request(sampling, max_tokens=50, evidence_spans=((0, 90), (90, 190)))
         one, other = ask(ours, ids, request), ask(theirs, ids, request)
         assert (one.token_ids, one.stats.levels, one.evidence) == (other.token_ids, other.stats.levels, other.evidence)
-        assert one.stats.levels[0].accepted > 5
-        ids = [*ids, *one.token_ids, *prompt(30, seed=4)]
+        ids = [*ids[:-5], *one.token_ids, *prompt(30, seed=4)]
+    if retrieval:
+        assert one.stats.levels[0].accepted > 3
     assert same(kept_keys(ours, 300), kept_keys(theirs, 300))
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from runtime.choices import SeededChoices
-from runtime.config import Sampling
+from runtime.config import Request, Sampling
 from runtime.drafter import Draft
 from runtime.kv.full import BytesMoved
 from runtime.kv.host import KEPT
@@ -14,10 +14,12 @@ from runtime.kv.queries import RecentQueries
 from runtime.kv.retrieval import RetrievalStore
 from runtime.pacing import FixedPacing
 from runtime.scorer import Scorer
+from runtime.session import Session
 from runtime.speculation import decode
 from runtime.stats import LevelStats
 from tests.runtime.copy_streams import SteppedStream
 from tests.runtime.host_stores import LAYERS, five_layers, in_host, on_device, same
+from tests.runtime.sessions import GREEDY, PLAIN, ask, tiny
 from tests.runtime.tiny import random_ids
 
 PER_TOKEN = 2 * 2 * 16 * 4  # bytes a layer: keys and values of two KV heads of 16 numbers of 4 bytes
@@ -40,6 +42,42 @@ def test_a_pass_moves_what_is_held_once_and_returns_what_is_new(n_on_device: int
         store.trim(store.length - n_tokens + n_kept)
         store.commit()
     assert came == (0 + 30 + 60 + 90 + 100 + 101 + 102 + 106 + 115 + 115) * per_token
+
+
+def test_a_prompt_crosses_the_bus_once_a_block() -> None:
+    """Whole, as a session reads it: 2,048 tokens are fed at once, so of 4,500 tokens none comes more than twice."""
+    model = tiny()
+    per_token = 3 * PER_TOKEN
+    session = Session(model, None, PLAIN, 8192, in_host(model.decoder))
+    ids = random_ids(4501).tolist()
+    stats = ask(session, ids, Request(GREEDY, 1)).stats
+    came = [0, 2048, 4096, 4500]  # what is held when a block, and then the last token, is fed
+    assert (stats.to_device_bytes, stats.from_device_bytes) == (sum(came) * per_token, len(ids) * per_token)
+    assert stats.to_device_bytes < 2.4 * len(ids) * per_token
+    for store in (in_host(model.decoder, None, 3), on_device(model.decoder)):
+        moved = ask(Session(model, None, PLAIN, 8192, store), ids[:99], Request(GREEDY, 9)).stats
+        assert (moved.to_device_bytes, moved.from_device_bytes, moved.moved_bytes_per_token) == (0, 0, 0)
+
+
+def test_an_answer_says_what_it_moved() -> None:
+    """Plain decoding moves all that is held for every token; evidence then the keys, which no token is charged for."""
+    model, ids, n_answer = tiny(), random_ids(200).tolist(), 20
+    for n_on_device in (0, 2):
+        per_token = (3 - n_on_device) * PER_TOKEN
+        session = Session(model, None, PLAIN, 512, in_host(model.decoder, None, n_on_device))
+        stats = ask(session, ids, Request(GREEDY, n_answer)).stats
+        assert stats.decode_tokens == n_answer
+        decoded = sum(199 + step for step in range(n_answer)) * per_token
+        assert stats.decode_moved_bytes == decoded + n_answer * per_token
+        assert stats.moved_bytes_per_token == stats.decode_moved_bytes / n_answer
+        assert stats.to_device_bytes == decoded  # of one block nothing has to come
+        assert stats.from_device_bytes == (199 + n_answer) * per_token
+        looked = ask(session, [*ids, 5], Request(GREEDY, n_answer, evidence_spans=((0, 100),))).stats
+        plain = ask(session, [*ids, 6], Request(GREEDY, n_answer)).stats
+        assert looked.decode_moved_bytes == plain.decode_moved_bytes
+        n_left = 3 - n_on_device - 2  # layers that are not in the buffers any more
+        n_keys = max(0, n_left) * 220 * PER_TOKEN // 2
+        assert looked.to_device_bytes - plain.to_device_bytes == n_keys
 
 
 def test_memory_is_where_it_is_counted() -> None:
