@@ -28,7 +28,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "threads": ("N", "CPU threads"),
     },
     "speculation": {
-        "gamma": ("N", "tokens drafted for one pass of the model"),
+        "gamma": ("N", "most tokens drafted for one pass of the model (6; in offload as many as pay)"),
         "budget": ("TOKENS", "size of the retrieval cache (a sixteenth of the prompt, 1024 to 4096)"),
         "chunk_size": ("TOKENS", "tokens the retrieval cache scores together"),
         "retrieval": ("on|off", "draft with the model itself over that cache (on)"),

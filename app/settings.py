@@ -44,7 +44,7 @@ class Settings:
     mode: ModeChoice = "auto"
     hardware: Path | None = None
     threads: int | None = None
-    gamma: int = _SPECULATION.gamma
+    gamma: int | None = _SPECULATION.gamma
     budget: int | None = _SPECULATION.budget
     chunk_size: int = _SPECULATION.chunk_size
     retrieval: bool = _SPECULATION.retrieval

@@ -12,6 +12,7 @@ DrafterChoice = Literal["auto", "none", "lookup", "model", "merged"]
 DraftCacheChoice = Literal["streaming", "retrieval"]
 ModeChoice = Literal["auto", "gpu", "offload", "cpu"]
 LONGEST_DRAFT = 64
+GAMMA = 6  # tokens drafted for a pass that costs more for each: arXiv 2404.11912, table 8
 DRAFT_CHUNK = 32  # tokens in a row of what a draft model reads of the document
 
 
@@ -71,8 +72,9 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """The hierarchy. `gamma` tokens are drafted per target pass, `inner_gamma` per retrieval pass; where lookup finds
-    a long passage being copied it may draft up to `LONGEST_DRAFT` for the target.
+    """The hierarchy. At most `gamma` tokens are drafted per target pass, None for `GAMMA`, or as many as pay where such
+    passes wait for the full cache anyway; `inner_gamma` per retrieval pass. Where lookup finds a long passage being
+    copied it may draft up to `LONGEST_DRAFT` for the target.
 
     `budget` = tokens per layer and KV head in the retrieval cache, in chunks of `chunk_size`, None as many as suit the
     prompt; `sinks` + `window` bound the draft model's cache. `enabled` False is plain decoding.
@@ -83,7 +85,7 @@ class Speculation:
     StreamingLLM) or as much of it in chunks that the target's attention chooses ("retrieval", as in SpecExtend).
     """
 
-    gamma: int = 6
+    gamma: int | None = None
     inner_gamma: int = 2
     budget: int | None = None
     chunk_size: int = 8
@@ -95,7 +97,8 @@ class Speculation:
     draft_cache: DraftCacheChoice = "streaming"
 
     def __post_init__(self) -> None:
-        _require(0 <= self.gamma <= LONGEST_DRAFT, "gamma", self.gamma, f"0 to {LONGEST_DRAFT}")
+        gamma_allowed = self.gamma is None or 0 <= self.gamma <= LONGEST_DRAFT
+        _require(gamma_allowed, "gamma", self.gamma, f"0 to {LONGEST_DRAFT}")
         _require(0 <= self.inner_gamma <= LONGEST_DRAFT, "inner-gamma", self.inner_gamma, f"0 to {LONGEST_DRAFT}")
         _require(1 <= self.chunk_size <= 4096, "chunk-size", self.chunk_size, "1 to 4096")
         has_chunks = self.budget is None or self.budget >= 2 * self.chunk_size
@@ -104,6 +107,16 @@ class Speculation:
         _require(self.drafter in get_args(DrafterChoice), "drafter", self.drafter, ", ".join(get_args(DrafterChoice)))
         caches = get_args(DraftCacheChoice)
         _require(self.draft_cache in caches, "draft-cache", self.draft_cache, " or ".join(caches))
+
+    @property
+    def drafts(self) -> bool:
+        return self.enabled and self.gamma != 0
+
+    def most_drafted(self, streams: bool) -> int:
+        """Tokens drafted per target pass at most; `streams`: whether the full cache crosses a bus in each."""
+        if self.gamma is not None:
+            return self.gamma
+        return LONGEST_DRAFT if streams else GAMMA
 
     def budget_for(self, n_tokens: int) -> int:
         """The budget for a sequence of `n_tokens`. Of the starter's 32,768, 2,048 drafted best; of 16,384, 1,024 and

@@ -82,7 +82,7 @@ def buffered_kv_bytes(spec: Spec, context: int, dtype: torch.dtype) -> int:
 
 def retrieval_bytes(spec: Spec, context: int, speculation: Speculation, dtype: torch.dtype) -> int:
     """The retrieval cache with the means of its chunks; 0 where none is used."""
-    if not (speculation.enabled and speculation.gamma and speculation.retrieval):
+    if not (speculation.drafts and speculation.retrieval):
         return 0
     budget = speculation.budget_for(max(context, spec.trained_context))
     sizes = retrieval.layer_sizes(budget, spec.windows)

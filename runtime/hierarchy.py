@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.choices import Choices
-from runtime.config import DRAFT_CHUNK, LONGEST_DRAFT, Sampling, Speculation
+from runtime.config import DRAFT_CHUNK, GAMMA, LONGEST_DRAFT, Sampling, Speculation
 from runtime.drafter import Drafter
 from runtime.drafters.context import DraftContext
 from runtime.drafters.counted import CountedDrafter, DraftCounts
@@ -55,11 +55,12 @@ class TargetCaches:
 
 @dataclass(frozen=True, slots=True)
 class LevelCosts:
-    """What drafting for the full cache costs, by what drafts."""
+    """What drafting for the full cache costs, by what drafts; `most` tokens are drafted at a time."""
 
     retrieval: Costs
     model: Costs
     lookup: Costs
+    most: int = GAMMA
 
 
 def compose(
@@ -93,26 +94,33 @@ def compose(
         below = FirstDrafter(*filter(None, (long, model) if model else (lookup,)))
         scorer = Scorer(caches.over_retrieval or target, caches.retrieval, sampling, answer_start=len(ids))
         middle = SpeculativeDrafter("retrieval", scorer, below, speculation.inner_gamma, choices)
-        levels.append(PacedDrafter(middle, AdaptivePacing(speculation.gamma, costs.retrieval, RETRIEVAL_ACCEPTANCE)))
+        levels.append(PacedDrafter(middle, AdaptivePacing(costs.most, costs.retrieval, RETRIEVAL_ACCEPTANCE)))
     if draft is not None and model is not None:
-        levels.append(PacedDrafter(model, AdaptivePacing(speculation.gamma, costs.model, MODEL_ACCEPTANCE)))
+        levels.append(PacedDrafter(model, AdaptivePacing(costs.most, costs.model, MODEL_ACCEPTANCE)))
     if lookup is not None:
-        levels.append(PacedDrafter(lookup, AdaptivePacing(speculation.gamma, costs.lookup, LOOKUP_ACCEPTANCE)))
+        levels.append(PacedDrafter(lookup, AdaptivePacing(costs.most, costs.lookup, LOOKUP_ACCEPTANCE)))
     return FirstDrafter(*levels)
 
 
-def level_costs(target: Model, draft: Model | None, speculation: Speculation, n_tokens: int) -> LevelCosts:
-    """For a sequence of `n_tokens`: by the passes measured for a model, else from its size."""
+def level_costs(
+    target: Model, draft: Model | None, speculation: Speculation, n_tokens: int, bus_seconds: float = 0.0
+) -> LevelCosts:
+    """For a sequence of `n_tokens`: by the passes measured for a model, else from its size. `bus_seconds`: how long the
+    full cache takes to reach the device, which every pass over it waits for."""
+    most = speculation.most_drafted(bus_seconds > 0)
+    carried = bus_seconds / target.passes.seconds(1, n_tokens) if target.passes else 0.0
+    retrieval = retrieval_costs(target, n_tokens, speculation.budget_for(n_tokens))
     return LevelCosts(
-        retrieval=retrieval_costs(target, n_tokens, speculation.budget_for(n_tokens)),
-        model=_model_costs(target, draft or target, speculation, n_tokens),
-        lookup=_costs(target.passes, n_tokens, 0.0),
+        retrieval=retrieval.beside_bus(carried, most),
+        model=_model_costs(target, draft or target, speculation, n_tokens).beside_bus(carried, most),
+        lookup=_costs(target.passes, n_tokens, 0.0).beside_bus(carried, LONGEST_DRAFT),
+        most=most,
     )
 
 
-def gains_by_retrieval(costs: LevelCosts, speculation: Speculation) -> bool:
+def gains_by_retrieval(costs: LevelCosts) -> bool:
     """Whether a retrieval cache is expected to pay, before anything is counted."""
-    return costs.retrieval.best_gamma(speculation.gamma, RETRIEVAL_ACCEPTANCE) > 0
+    return costs.retrieval.best_gamma(costs.most, RETRIEVAL_ACCEPTANCE) > 0
 
 
 def retrieval_costs(target: Model, n_tokens: int, budget: int) -> Costs:

@@ -149,7 +149,7 @@ def _drafted_always(session: Session, ids: list[int], sampling: Sampling) -> lis
     middle = Scorer(session.decoder, retrieval, sampling, answer_start=len(ids))
     drafter = SpeculativeDrafter("retrieval", middle, LookupDrafter(ids, MATCH), SMALL.inner_gamma, choices)
     target = Scorer(session.decoder, full, sampling, answer_start=len(ids))
-    for _ in decode(target, drafter, tokens, FixedPacing(SMALL.gamma), choices):
+    for _ in decode(target, drafter, tokens, FixedPacing(SMALL.most_drafted(streams=False)), choices):
         if len(tokens) >= len(ids) + ANSWER_TOKENS:
             break
     return tokens[len(ids) : len(ids) + ANSWER_TOKENS]

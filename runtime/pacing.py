@@ -77,6 +77,15 @@ class Costs:
         last = len(self.passes) - 1
         return self.passes[min(gamma, last)] + max(0, gamma - last) * self.extra
 
+    def beside_bus(self, carried: float, most: int) -> "Costs":
+        """The same where passes over the full cache take `carried` plain steps to bring it, while they compute: as long
+        as either takes. For `most` tokens drafted at a time."""
+        if carried <= 0:
+            return self
+        plain = max(1.0, carried)
+        verify = (max(self.verify(n), carried) / plain for n in range(most + 1))
+        return Costs(self.draft / plain, self.extra / plain, tuple(verify))
+
     def speed_up(self, gamma: int, acceptance: float) -> float:
         """Tokens a round emits over what it costs; arXiv 2211.17192, equation 1 and theorem 3.8."""
         emitted = gamma + 1.0 if acceptance >= 1 else (1 - acceptance ** (gamma + 1)) / (1 - acceptance)

@@ -83,14 +83,18 @@ def predict(
     # Each block sees what came before it, half the cache on average; the bus and the device work side by side.
     carried = blocks * (streamed.weights + streamed.full_kv / 2)
     prefill = max(prefill_flops(spec, context) / speed.flops, _bus_seconds(speed, carried))
-    plain = _step_seconds(spec, context, context, dtype, read_bytes, speed, streamed.total)
-    if not (speculation.enabled and speculation.retrieval):
+    computed = _step_seconds(spec, context, context, dtype, read_bytes, speed)
+    waited = _bus_seconds(speed, streamed.total)
+    plain = max(computed, waited)
+    if not (speculation.drafts and speculation.retrieval):
         return Prediction(prefill, 1 / plain, 1 / plain)
     budget = speculation.budget_for(context)
-    draft = _step_seconds(spec, context, budget, dtype, read_bytes, speed, streamed.weights)
-    extra = 2 * spec.n_parameters / speed.flops / plain if speed.bus is not None else EXTRA_TOKEN_ON_CPU
-    costs = Costs(draft / plain, extra)
-    gain = costs.speed_up(costs.best_gamma(speculation.gamma, ACCEPTANCE), ACCEPTANCE)
+    draft = _step_seconds(spec, context, budget, dtype, read_bytes, speed)
+    draft = max(draft, _bus_seconds(speed, streamed.weights))
+    extra = 2 * spec.n_parameters / speed.flops / computed if speed.bus is not None else EXTRA_TOKEN_ON_CPU
+    most = speculation.most_drafted(streams=waited > 0)
+    costs = Costs(draft / computed, extra).beside_bus(waited / computed, most)
+    gain = costs.speed_up(costs.best_gamma(most, ACCEPTANCE), ACCEPTANCE)
     return Prediction(prefill, gain / plain, 1 / plain)
 
 
@@ -101,13 +105,10 @@ def prefill_flops(spec: Spec, n_tokens: int) -> float:
     return linear + 4.0 * spec.n_heads * spec.head_dim * seen * n_tokens
 
 
-def _step_seconds(
-    spec: Spec, context: int, budget: int, dtype: torch.dtype, read_bytes: int, speed: Speed, carried: int
-) -> float:
-    """One token's pass that attends to `budget` tokens of `context`."""
+def _step_seconds(spec: Spec, context: int, budget: int, dtype: torch.dtype, read_bytes: int, speed: Speed) -> float:
+    """One token's pass that attends to `budget` tokens of `context`, where nothing has to be brought first."""
     kv = spec.seen_tokens(context, budget) * spec.n_layers * layer_kv_bytes(spec, dtype)
-    computed = (read_bytes + kv) / speed.memory + spec.n_layers * speed.layer_seconds
-    return max(computed, _bus_seconds(speed, carried))
+    return (read_bytes + kv) / speed.memory + spec.n_layers * speed.layer_seconds
 
 
 def _bus_seconds(speed: Speed, n_bytes: float) -> float:

@@ -99,9 +99,10 @@ class Session:
             self._use_threads(is_decoding=True)
             if not cancel.is_set():
                 choices = SeededChoices(request.sampling.seed)
-                drafts = self.speculation.enabled and self.speculation.gamma > 0
+                drafts = self.speculation.drafts
                 if drafts:
-                    costs = level_costs(self._target, self._draft, self.speculation, len(ids))
+                    carried = self._full.carried_bytes(len(ids)) / self._bus if self._bus else 0.0
+                    costs = level_costs(self._target, self._draft, self.speculation, len(ids), carried)
                     retrieval = self._refreshed_retrieval(costs)
                     drafter = compose(
                         self.decoder,
@@ -188,7 +189,7 @@ class Session:
     @property
     def _block(self) -> int:
         """Tokens of a prompt block."""
-        return block_length(self._target.spec.n_parameters, self.decoder.device, self._full.carried_bytes(1) > 0)
+        return block_length(self._target.spec.n_parameters, self.decoder.device, self._full.streams)
 
     def _cut(self, length: int) -> None:
         self._full.cut(length)
@@ -198,7 +199,7 @@ class Session:
 
     def _refreshed_retrieval(self, costs: LevelCosts) -> RetrievalStore | None:
         """The retrieval cache, chosen for the newest queries; None where the prompt is too short to gain by one."""
-        if not self.speculation.retrieval or not gains_by_retrieval(costs, self.speculation):
+        if not self.speculation.retrieval or not gains_by_retrieval(costs):
             return None
         return self._chosen_retrieval()
 

@@ -61,6 +61,11 @@ class FullStore:
         """Since the store was made."""
         return BytesMoved()
 
+    @property
+    def streams(self) -> bool:
+        """Whether passes move any of it to the device."""
+        return self.carried_bytes(1) > 0
+
     def carried_bytes(self, n_tokens: int) -> int:
         """Bytes that a pass over `n_tokens` held moves to the device."""
         return 0

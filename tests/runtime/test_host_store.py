@@ -20,6 +20,7 @@ from runtime.kv.host import HostStore
 from runtime.models.attention import attend_on_cpu
 from runtime.models.decoder import Decoder, Observer
 from runtime.models.load import Model
+from runtime.pacing import PassCosts
 from runtime.session import Session
 from tests.runtime.copy_streams import Fault, NeverWaits, SlowThread, SteppedStream
 from tests.runtime.host_stores import LAYERS, everything, five_layers, in_host, on_device, same
@@ -301,6 +302,28 @@ def test_answers_are_those_of_a_session_on_the_device(
     if retrieval:
         assert one.stats.levels[0].accepted > 3
     assert same(kept_keys(ours, 300), kept_keys(theirs, 300))
+
+
+def test_beside_a_slow_bus_as_much_is_drafted_as_pays() -> None:
+    """With a retrieval cache that holds everything each draft stands: over a slow bus up to the longest, on the device
+    no more than is worth it there, and where a gamma was asked for no more than that."""
+    passes = PassCosts(1, 1, (256, 4096), (1, 2, 8), (0.010, 0.011, 0.017), (0.020, 0.021, 0.027))
+    model, ids, request = replace(tiny(), passes=passes), prompt(200), Request(GREEDY, max_tokens=200)
+    whole = Speculation(budget=512, drafter="none")
+    drafted = {}
+    for name, session in {
+        "slow": session_in_host(model, None, 0, whole, bus=1e5),
+        "fast": session_in_host(model, None, 0, whole, bus=1e12),
+        "asked": session_in_host(model, None, 0, replace(whole, gamma=3), bus=1e5),
+        "device": Session(model, None, whole, 512),
+    }.items():
+        end = ask(session, ids, request)
+        full = end.stats.levels[0]
+        assert full.accepted == full.proposed
+        drafted[name] = full.proposed / full.rounds
+    assert drafted["slow"] > 30
+    assert 0 < drafted["asked"] <= 3
+    assert max(drafted["fast"], drafted["device"]) <= 6
 
 
 def test_a_document_survives_an_error_in_any_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def test_a_retrieval_level_pays_for_long_prompts_alone() -> None:
 
     def gains(spec: Spec, n_tokens: int) -> bool:
         model = SimpleNamespace(spec=spec, passes=None)
-        return gains_by_retrieval(level_costs(model, None, speculation, n_tokens), speculation)
+        return gains_by_retrieval(level_costs(model, None, speculation, n_tokens))
 
     for spec in (STARTER, EIGHT_B):
         assert not gains(spec, 500)
@@ -95,14 +95,45 @@ def test_measured_passes_decide_what_pays() -> None:
     assert costs.retrieval.draft == pytest.approx(0.01204 / 0.04284, rel=1e-3)
     assert costs.model.draft == pytest.approx(0.0105 / 0.04284, rel=1e-3)
     assert costs.lookup.verify(4) == pytest.approx(0.04684 / 0.04284, rel=1e-3)
-    assert gains_by_retrieval(costs, speculation)
-    assert not gains_by_retrieval(level_costs(model, None, speculation, 1024), speculation)
+    assert gains_by_retrieval(costs)
+    assert not gains_by_retrieval(level_costs(model, None, speculation, 1024))
 
 
 def test_a_pass_that_verifies_more_than_was_measured_goes_on_alike() -> None:
     costs = Costs(0.0, 0.1, (1.0, 1.05, 1.5))
     assert [costs.verify(n) for n in (0, 1, 2, 4)] == pytest.approx([1.0, 1.05, 1.5, 1.7])
     assert costs.best_gamma(4, 0.99) == 4
+
+
+def test_beside_a_slow_bus_drafts_cost_next_to_nothing() -> None:
+    """A pass takes as long as copying does until it computes longer: here from 31 drafted tokens on."""
+    costs = Costs(0.1, 0.1, (1.0, 1.1)).beside_bus(4.0, 64)
+    assert [costs.verify(n) for n in (0, 6, 30, 40)] == pytest.approx([1.0, 1.0, 1.0, 1.25])
+    assert costs.draft == pytest.approx(0.025)
+    assert costs.speed_up(16, 0.9) == pytest.approx((1 - 0.9**17) / 0.1 / (1 + 16 * 0.025))
+    assert [costs.best_gamma(64, rate) for rate in (0.0, 0.8, 0.9, 1.0)] == [0, 10, 18, 64]
+
+
+def test_a_bus_faster_than_the_pass_changes_nothing() -> None:
+    """And where nothing crosses one, costs stay the very same."""
+    assert CHEAP.beside_bus(0.0, 64) is CHEAP
+    fast = CHEAP.beside_bus(0.9, 64)
+    assert [fast.speed_up(n, 0.8) for n in range(65)] == pytest.approx([CHEAP.speed_up(n, 0.8) for n in range(65)])
+
+
+def test_how_much_is_drafted_at_most_follows_from_where_the_cache_lies() -> None:
+    """Unless it was said. Without a bus costs are those of before."""
+    model, speculation = SimpleNamespace(spec=STARTER, passes=PASSES), Speculation(budget=1024)
+    here = level_costs(model, None, speculation, 16_384)
+    beside = level_costs(model, None, speculation, 16_384, bus_seconds=0.2)
+    plain = PASSES.seconds(1, 16_384)
+
+    assert (here.most, beside.most) == (6, 64)
+    assert level_costs(model, None, replace(speculation, gamma=3), 16_384, bus_seconds=0.2).most == 3
+    assert beside.retrieval.draft == pytest.approx(here.retrieval.draft * plain / 0.2)
+    assert beside.lookup.verify(64) == pytest.approx(1.0)
+    assert here.lookup.verify(64) > 2
+    assert beside.retrieval.best_gamma(beside.most, 0.9) > here.retrieval.best_gamma(here.most, 0.9)
 
 
 @pytest.mark.parametrize("passes", [None, PASSES])
@@ -112,7 +143,7 @@ def test_layers_that_slide_gain_nothing_by_retrieval(passes: PassCosts | None) -
     every = replace(EIGHT_B, window=4096, sliding_layers=frozenset(range(32)))
     model = SimpleNamespace(spec=every, passes=passes)
 
-    assert not gains_by_retrieval(level_costs(model, None, speculation, 262_144), speculation)
+    assert not gains_by_retrieval(level_costs(model, None, speculation, 262_144))
 
 
 def test_few_layers_that_see_all_gain_less_by_retrieval() -> None:
