@@ -1,6 +1,8 @@
 """From a located model to a decoder, its config and its tokenizer."""
 
+import ctypes
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,9 +78,16 @@ def load_model(
         layers.append(reader.layer(index))
         progress(Progress("load", index + 1, spec.n_layers))
     weights = reader.whole(tuple(layers), facts.tokenizer.n_tokens)
+    _give_back_memory()
     shortest = planned_length(1, facts.config, spec.trained_context)
     ropes = build_ropes(facts.config, spec.trained_context, shortest, device)
     return Model(Decoder(spec, weights, ropes, choose_attend(device, dtype)), facts.config, facts.tokenizer)
+
+
+def _give_back_memory() -> None:
+    """To the system, what reading weights left free in the heap: glibc keeps it (162 MB with the starter)."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def packed_bytes(source: Source, facts: ModelFacts) -> int:

@@ -420,11 +420,11 @@ def test_a_rival_that_cannot_load_or_dies_says_why(tmp_path: Path, monkeypatch: 
 
 def test_a_rival_s_threads_wait_as_its_library_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Fullread sets for its own threads is not handed on; the rest of the environment is."""
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-    monkeypatch.setenv("GOMP_SPINCOUNT", "2000")
+    for name in process.OURS:
+        monkeypatch.setenv(name, "2000")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     handed_on = process.environment()
-    assert not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & handed_on.keys()
+    assert not set(process.OURS) & handed_on.keys()
     assert handed_on["OMP_NUM_THREADS"] == "3"
 
 

@@ -30,6 +30,9 @@ def require(rival: Rival) -> None:
         raise ExtraMissing(rival, package, EXTRA)
 
 
+OURS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+
+
 class RivalProcess:
     """Runs one rival; a `Runner`. Raises `RivalFailed`, after which it is of no further use."""
 
@@ -89,7 +92,6 @@ class RivalProcess:
 
 
 def environment() -> dict[str, str]:
-    """This process's, without what says how OpenMP's threads wait: Fullread sets that for its own, and rivals run as
-    their users run them."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    """This process's, without what Fullread sets for its own libraries: rivals run as their users run them."""
+    kept = {name: value for name, value in os.environ.items() if name not in OURS}
     return kept | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), kept.get("PYTHONPATH"))))}
