@@ -173,16 +173,25 @@ class Engine:
         self._jobs.put(job)
         return _events(job)
 
-    def new_session(self, n_tokens: int) -> Session:
-        """An empty session for sequences of up to `n_tokens`, or more where that costs nothing."""
+    def new_session(self, n_tokens: int, full: FullStore | None = None, bus: float | None = None) -> Session:
+        """An empty session for sequences of up to `n_tokens`, or more where that costs nothing. `full` and `bus` as for
+        `Session`, None as planned."""
         planned = planned_length(n_tokens, self._target.config, self.facts.trained_context)
-        return Session(self._target, self._draft, self._speculation, planned, self._new_store(), self._plan.bus)
+        return Session(
+            self._target, self._draft, self._speculation, planned, full or self._new_store(), bus or self._plan.bus
+        )
+
+    @property
+    def kv_shape(self) -> tuple[int, int, int, torch.dtype, torch.device]:
+        """What a store for the target's KV cache is made for."""
+        decoder, spec = self._target.decoder, self._target.spec
+        return spec.n_layers, spec.n_kv_heads, spec.head_dim, decoder.dtype, decoder.device
 
     def _new_store(self) -> FullStore:
         """For the target's KV cache, where the plan wants it."""
-        decoder, spec = self._target.decoder, self._target.spec
-        shape = (spec.n_layers, spec.n_kv_heads, spec.head_dim, decoder.dtype, decoder.device)
-        return HostStore(*shape, self._plan.layers_on_gpu) if self._plan.mode == "offload" else FullStore(*shape)
+        if self._plan.mode == "offload":
+            return HostStore(*self.kv_shape, self._plan.layers_on_gpu)
+        return FullStore(*self.kv_shape)
 
     def close(self) -> None:
         """Let the running answer end and the worker stop."""

@@ -187,6 +187,11 @@ class Session:
         return self._full, self._chosen_retrieval()
 
     @property
+    def full(self) -> FullStore:
+        """The full KV cache of the target, for measurements."""
+        return self._full
+
+    @property
     def _block(self) -> int:
         """Tokens of a prompt block."""
         return block_length(self._target.spec.n_parameters, self.decoder.device, self._full.streams)

@@ -8,31 +8,42 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import product
 from typing import TypeVar
+
+import torch
 
 from runtime.bench import plot
 from runtime.bench.plan import Plan, Rival, Task
 from runtime.bench.rivals.process import RivalProcess, require
 from runtime.bench.rivals.rival import Job
-from runtime.bench.rows import HEADING, Row, Sample, describe, ratio_table, ratios, summed
+from runtime.bench.rows import HEADING, Row, Sample, describe, describe_overlap, ratio_table, ratios, summed
 from runtime.bench.runner import Ours, Runner
 from runtime.bench.systems import speculation_of
 from runtime.bench.tasks import CHARACTERS_PER_TOKEN, copied, looped, prompts, slices
 from runtime.bench.text import standard_library_source, text_of
+from runtime.bench.twin import BUS, twin_session
 from runtime.config import EngineConfig, Sampling
 from runtime.engine import Engine, assemble
 from runtime.errors import RivalFailed
 from runtime.models.load import read_facts
 from runtime.models.rope import rope_kind, stretch
 from runtime.models.sources import locate
+from runtime.session import Session
 
 WARM_PROMPT_TOKENS, WARM_ANSWER_TOKENS = 64, 4
 # Between an untimed token and the timed answer. A session decodes with as many threads as find a core to themselves, by
 # what other processes did since it last looked: until then that is the rival which has just answered.
 SETTLE_SECONDS = 0.15
+TWIN_NOTE = (
+    "offload: there is no CUDA GPU here, so this is its twin on the processor. A thread copies each layer of the\n"
+    f"KV cache while the one before computes, slowed to a bus of {BUS / 1e9:g} GB a second. Tokens, bytes moved and\n"
+    "overlap are real; speeds are those of this bus and this processor, and say nothing of a card."
+)
 
 _T = TypeVar("_T")
+NewSession = Callable[[int], Session]
 Start = Callable[[Rival, int], Runner]  # a rival for sequences of up to so many tokens; may raise `RivalFailed`
 
 
@@ -48,17 +59,23 @@ def run(config: EngineConfig, plan: Plan, sampling: Sampling) -> tuple[Row, ...]
     for system in plan.systems:
         speculation_of(system, config.speculation).chosen_drafter(config.draft_model is not None)
     chains = [replace(sampling, temperature=value) for value in plan.temperatures or (sampling.temperature,)]
+    is_twin = config.mode == "offload" and not torch.cuda.is_available()
+    if is_twin:
+        config = replace(config, mode="cpu")
     engine = assemble(replace(config, context=max(64, max(plan.contexts) + plan.answer_tokens)), lambda _: None)
+    new_session = partial(twin_session, engine) if is_twin else engine.new_session
     rows: list[Row] = []
     try:
         facts = engine.facts
         print(f"{facts.model}: {facts.parameters / 1e6:,.0f}M parameters, {facts.dtype}, {facts.threads} threads")
-        print(f"{facts.mode}: {facts.mode_reason}")
+        print(TWIN_NOTE if is_twin else f"{facts.mode}: {facts.mode_reason}")
         print(
             f"{plan.n_prompts} prompts x {plan.n_seeds} seeds, {plan.answer_tokens} tokens each\n\n{HEADING}",
             flush=True,
         )
-        for row in measure(engine, config, plan, chains, lambda *which: _start(engine, config, *which)):
+        for row in measure(engine, config, plan, chains, new_session, lambda *which: _start(engine, config, *which)):
+            if row.overlaps and row.context not in {other.context for other in rows}:
+                print(*(f"{row.context:>8,}  {describe_overlap(overlap)}" for overlap in row.overlaps), sep="\n")
             rows.append(row)
             print(describe(row), flush=True)
             if plan.json_path is not None:
@@ -72,7 +89,7 @@ def run(config: EngineConfig, plan: Plan, sampling: Sampling) -> tuple[Row, ...]
 
 
 def measure(
-    engine: Engine, config: EngineConfig, plan: Plan, chains: Sequence[Sampling], start: Start
+    engine: Engine, config: EngineConfig, plan: Plan, chains: Sequence[Sampling], new_session: NewSession, start: Start
 ) -> Iterator[Row]:
     """Rows context by context; `chains` are the sampling options, one for each temperature.
 
@@ -90,7 +107,7 @@ def measure(
     for context in plan.contexts:
         n_tokens = context + plan.answer_tokens
         with ExitStack() as stack:
-            runners: list[Runner] = [Ours(engine, plan.systems, config.speculation, n_tokens)]
+            runners: list[Runner] = [Ours(new_session, plan.systems, config.speculation, n_tokens)]
             stack.callback(runners[0].close)
             for rival in tuple(able):
                 try:
@@ -129,8 +146,15 @@ def _compare(
                 runner.answer(system, ids, replace(chain, seed=0), 1)
                 time.sleep(SETTLE_SECONDS)
                 timed = runner.answer(system, ids, replace(chain, seed=seed), plan.answer_tokens)
-                sample = Sample(timed.tokens_per_second, timed.levels, copied(ids, timed.ids), looped(timed.ids))
+                sample = Sample(
+                    timed.tokens_per_second,
+                    timed.levels,
+                    copied(ids, timed.ids),
+                    looped(timed.ids),
+                    timed.moved_bytes_per_token,
+                )
                 samples[task, chain.temperature, system].append(sample)
+    overlaps = {runner.name: runner.overlaps() for runner in runners if isinstance(runner, Ours)}
     for task, chain, (runner, system) in product(plan.tasks, chains, contestants):
         taken = samples[task, chain.temperature, system]
         speeds = tuple(sample.tokens_per_second for sample in taken)
@@ -149,6 +173,8 @@ def _compare(
             peak_rss_bytes=runner.peak_bytes(),
             prefills=tuple(prefills[runner.name]),
             speeds=speeds,
+            moved_bytes_per_token=statistics.median(sample.moved_bytes_per_token for sample in taken),
+            overlaps=overlaps.get(runner.name, ()),
         )
 
 

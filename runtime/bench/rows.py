@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from runtime.bench.overlap import Overlap
 from runtime.bench.plan import Task
 from runtime.bench.tasks import Copied
 from runtime.stats import LevelStats
@@ -17,6 +18,7 @@ class Sample:
     levels: tuple[LevelStats, ...]
     copied: Copied
     looped: Copied
+    moved_bytes_per_token: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class Row:
     answer's `answer_tokens`, `copied_tokens` stand in the prompt in long runs (`longest_copy` of them in one), and
     `looped_tokens` earlier in the answer.
     `peak_rss_bytes` is the most memory that the system's process had held by then; rivals have processes of their own.
+    `moved_bytes_per_token` crossed the bus, as a median; `overlaps` are those of this context.
     """
 
     context: int
@@ -44,6 +47,8 @@ class Row:
     peak_rss_bytes: int
     prefills: tuple[float, ...]
     speeds: tuple[float, ...]
+    moved_bytes_per_token: float = 0.0
+    overlaps: tuple[Overlap, ...] = ()
 
 
 def summed(several: Iterable[Sequence[LevelStats]]) -> tuple[LevelStats, ...]:
@@ -74,11 +79,21 @@ def describe(row: Row) -> str:
         for level in row.levels
         if level.proposed
     )
+    moved = f"{row.moved_bytes_per_token / 1e6:,.1f} MB a token" if row.moved_bytes_per_token else ""
     speed = f"{row.tokens_per_second:.1f} tok/s"
     return (
         f"{row.context:>8,}  {row.task:<9} {row.temperature:>4g}  {row.system:<12} {row.prefill_seconds:>7.1f} s "
-        f"{speed:>12} {row.copied_tokens:>7} {row.looped_tokens:>7}   {levels}"
+        f"{speed:>12} {row.copied_tokens:>7} {row.looped_tokens:>7}   " + ", ".join(filter(None, (moved, levels)))
     ).rstrip()
+
+
+def describe_overlap(overlap: Overlap) -> str:
+    """How long a pass takes against its two parts."""
+    return (
+        f"a pass of {overlap.n_tokens}: {overlap.seconds * 1e3:.0f} ms, its copies alone "
+        f"{overlap.copy_seconds * 1e3:.0f} ms, its computing alone {overlap.compute_seconds * 1e3:.0f} ms: overlap "
+        f"efficiency {overlap.efficiency:.2f}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

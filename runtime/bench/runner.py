@@ -2,15 +2,15 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from runtime.bench.overlap import Overlap, overlaps
 from runtime.bench.peak import peak_bytes
 from runtime.bench.plan import System
 from runtime.bench.systems import speculation_of
 from runtime.config import Request, Sampling, Speculation
-from runtime.engine import Engine
 from runtime.events import Finished
 from runtime.session import Session
 from runtime.stats import LevelStats
@@ -20,11 +20,12 @@ OURS = "fullread"
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One answer: its tokens, and the seconds from the end of prefill to its last token."""
+    """One answer: its tokens, the seconds from the end of prefill to its last token, what each token moved."""
 
     ids: tuple[int, ...]
     seconds: float
     levels: tuple[LevelStats, ...] = ()
+    moved_bytes_per_token: float = 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -62,17 +63,23 @@ class Ours:
 
     name = OURS
 
-    def __init__(self, engine: Engine, systems: Sequence[System], speculation: Speculation, n_tokens: int) -> None:
+    def __init__(
+        self,
+        new_session: Callable[[int], Session],
+        systems: Sequence[System],
+        speculation: Speculation,
+        n_tokens: int,
+    ) -> None:
         """For sequences of up to `n_tokens`; `speculation` is the configured one."""
         self.systems = systems
         self._speculations: dict[str, Speculation] = {system: speculation_of(system, speculation) for system in systems}
-        self._engine = engine
+        self._new_session = new_session
         self._n_tokens = n_tokens
         self._session: Session | None = None
 
     def prefill(self, ids: Sequence[int]) -> float:
         self._session = None  # its memory first
-        self._session = self._engine.new_session(self._n_tokens)
+        self._session = self._new_session(self._n_tokens)
         self._session.eos_ids = frozenset()
         return self._run(Speculation(enabled=False), ids, Sampling(temperature=0), 1).stats.prefill_seconds
 
@@ -81,7 +88,11 @@ class Ours:
         stats = end.stats
         # From the end of prefill on: `decode_seconds` alone begins with the first round, whose tokens would be free.
         seconds = stats.first_token_seconds - stats.prefill_seconds + stats.decode_seconds
-        return Timed(end.token_ids, seconds, stats.levels)
+        return Timed(end.token_ids, seconds, stats.levels, stats.moved_bytes_per_token)
+
+    def overlaps(self) -> tuple[Overlap, ...]:
+        """Of passes over what was prefilled last."""
+        return () if self._session is None else overlaps(self._session)
 
     def peak_bytes(self) -> int:
         return peak_bytes()

@@ -56,7 +56,7 @@ class HostStore(FullStore):
         super().__init__(n_layers, n_kv_heads, head_dim, dtype, device)
         self._first = n_on_device  # of the layers in host memory
         self._device = device
-        self._stream = stream or copy_stream(device)
+        self.stream = stream or copy_stream(device)  # may be exchanged between passes
         self._last: Copy | None = None  # of all copies; they are done when it is
         empty = torch.empty(n_kv_heads, 0, head_dim, dtype=dtype, device=device)
         for layer in self._off_device:
@@ -89,7 +89,7 @@ class HostStore(FullStore):
         if capacity <= self.capacity:
             return
         if self._last is not None:
-            self._stream.drain()
+            self.stream.drain()
         for slot in self._slots:
             slot.layer = None
             slot.keys = self._new_buffer(slot.keys, capacity)
@@ -159,7 +159,7 @@ class HostStore(FullStore):
         if layer < self._first:
             super().gather(layer, chunks, chunk_size, keys, values)
             return
-        self._stream.drain()
+        self.stream.drain()
         n_tokens = chunks.shape[1] * chunk_size
         on_host = chunks.cpu()
         for source, out in ((self._keys[layer], keys), (self._values[layer], values)):
@@ -218,7 +218,7 @@ class HostStore(FullStore):
             for source, target in zip(sources, targets, strict=True):
                 copy_tokens(source, target, start, end)
 
-        submitted = self._last = self._stream.submit(copy)
+        submitted = self._last = self.stream.submit(copy)
         return submitted
 
     def _size(self, n_tokens: int) -> int:

@@ -191,7 +191,7 @@ def test_everyone_answers_every_prompt_and_each_is_first_in_turn(
     monkeypatch.setattr(Ours, "answer", noted)
     plan = Plan((400,), ("continue", "question"), against=("llama.cpp",), n_prompts=2, answer_tokens=9)
     chains = [replace(GREEDY, temperature=value) for value in (0.0, 0.6)]
-    rows = list(measure(engine, config, plan, chains, lambda *_: Scripted(calls, 4.0)))
+    rows = list(measure(engine, config, plan, chains, engine.new_session, lambda *_: Scripted(calls, 4.0)))
     timed = [call for call in calls if call.endswith((" 1", " 2"))]
     systems = ["plain", "triforce", "llama.cpp"]
     assert all(calls[i - 1] == f"{call[:-1]}0" for i, call in enumerate(calls) if call in timed)  # the untimed token
@@ -222,7 +222,7 @@ def test_a_rival_that_cannot_run_the_model_is_named_with_the_reason_and_left_out
         raise RivalFailed(rival, "it is no GGUF file")
 
     plan = Plan((400,), ("continue",), against=("llama.cpp",), n_prompts=1, n_seeds=1, answer_tokens=4)
-    rows = list(measure(engine, config, plan, [GREEDY], start))
+    rows = list(measure(engine, config, plan, [GREEDY], engine.new_session, start))
     assert [row.system for row in rows] == ["plain", "triforce"]
     assert "llama.cpp cannot run this model: it is no GGUF file" in capsys.readouterr().out
 
@@ -273,7 +273,7 @@ def test_all_systems_answer_alike_over_one_prefill_and_past_the_end_of_a_turn(
     save_tiny(folder / "draft", "llama", seed=1, num_hidden_layers=1, vocab_size=N_TOKENS)
     engine = assemble(replace(config, draft_model=str(folder / "draft")), lambda _: None)
     try:
-        runner = Ours(engine, SYSTEMS, config.speculation, 500)
+        runner = Ours(engine.new_session, SYSTEMS, config.speculation, 500)
         runner.prefill(text[:300])
         expected = runner.answer("plain", text[:300], GREEDY, 200).ids
         assert len(expected) == 200
@@ -429,7 +429,7 @@ def test_a_rival_s_threads_wait_as_its_library_has_it(monkeypatch: pytest.Monkey
 
 
 def ours(engine: Engine, n_tokens: int) -> Ours:
-    return Ours(engine, ("plain", "triforce"), Speculation(), n_tokens)
+    return Ours(engine.new_session, ("plain", "triforce"), Speculation(), n_tokens)
 
 
 def test_transformers_says_what_we_say(engine: Engine, folder: Path, text: list[int]) -> None:
