@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from app.benching import add_options, plan_of
+from app.benching import add_options, new_file, plan_of
 from app.errors import WrongUsage
 from app.naming import shown
 from runtime.bench import Plan
@@ -85,6 +85,14 @@ class Bench:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasureShape:
+    """Measure a model of the catalogue by its shape alone, and write what was measured to `json_path`."""
+
+    entry: str
+    json_path: Path | None
+
+
+@dataclass(frozen=True, slots=True)
 class Models:
     """List the models that are known, with what fits this machine."""
 
@@ -107,7 +115,7 @@ class Verify:
     as_json: bool
 
 
-Command = OpenPage | Ask | Bench | Models | ShowPlan | Verify
+Command = OpenPage | Ask | Bench | MeasureShape | Models | ShowPlan | Verify
 
 
 class _Parser(argparse.ArgumentParser):
@@ -130,6 +138,8 @@ def parse(argv: list[str], version: str) -> tuple[Command, dict[str, str]]:
     }
     if given.command == "ask":
         return _ask([*given.files, *rest], given), settings
+    if given.command == "bench" and given.geometry is not None:
+        return MeasureShape(given.geometry, new_file("json", given.json)), settings
     if given.command == "bench":
         return Bench(plan_of(given)), settings
     if given.command == "models":
@@ -196,7 +206,8 @@ def _parser(version: str) -> _Parser:
 
     bench = commands.add_parser(
         "bench",
-        usage="fullread bench [--contexts N,N] [--against NAME,NAME] [--json FILE] [--plot FILE] [OPTION ...]",
+        usage="fullread bench [--contexts N,N] [--against NAME,NAME] [--json FILE] [--plot FILE] [OPTION ...]\n"
+        "       fullread bench --geometry NAME [--context TOKENS] [--mode M] [--json FILE] [OPTION ...]",
         help="measure speed on this machine",
         parents=[common],
         allow_abbrev=False,

@@ -29,6 +29,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for name, (metavar, text) in _OPTIONS.items():
         parser.add_argument(f"--{name}", metavar=metavar, help=text)
     parser.add_argument(
+        "--geometry",
+        metavar="NAME",
+        help="measure passes of a model in the catalogue with random weights; nothing is downloaded",
+    )
+    parser.add_argument(
         "--files", metavar="FILE", nargs="+", default=[], help="text to measure on (Python's own source)"
     )
 
@@ -47,8 +52,8 @@ def plan_of(given: argparse.Namespace) -> Plan:
         n_seeds=_number("seeds", given.seeds, _DEFAULT.n_seeds),
         answer_tokens=_number("answer-tokens", given.answer_tokens, _DEFAULT.answer_tokens),
         files=tuple(map(Path, given.files)),
-        json_path=_new_file("json", given.json),
-        plot_path=_new_file("plot", given.plot),
+        json_path=new_file("json", given.json),
+        plot_path=new_file("plot", given.plot),
     )
 
 
@@ -79,7 +84,7 @@ def _one_of(names: Sequence[_T]) -> Callable[[str], _T]:
     return lambda text: names[names.index(text)]  # a ValueError where it is not among them
 
 
-def _new_file(name: str, text: str | None) -> Path | None:
+def new_file(name: str, text: str | None) -> Path | None:
     """A place to write to, checked now: a bench runs for minutes before it writes."""
     if text is None:
         return None

@@ -55,6 +55,11 @@ def _run(argv: list[str]) -> int:
 
             run(settings.engine_config(), command.plan, settings.sampling())
             return 0
+        case arguments.MeasureShape():
+            from runtime.bench.geometry import measure_geometry
+
+            measure_geometry(settings.engine_config(), command.entry, command.json_path)
+            return 0
         case arguments.Models():
             from app.models import list_models
 

@@ -18,7 +18,7 @@ REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Bytes a second from pinned host memory and through the device's own, operations a second of bfloat16 products."""
+    """Bytes a second from pinned host memory and through the device's own, operations a second of products."""
 
     host_to_device: int
     memory: int
@@ -46,25 +46,26 @@ def kept_rates(device: torch.device, name: str, cache_dir: Path) -> Rates:
     return measured
 
 
-def measure(device: torch.device, n_bytes: int, side: int) -> Rates:
+def measure(device: torch.device, n_bytes: int, side: int, dtype: torch.dtype = torch.bfloat16) -> Rates:
     """By copies of `n_bytes` and a product of square matrices of `side`; raises `torch.OutOfMemoryError`."""
     host = torch.empty(n_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
     there, beside = (torch.empty(n_bytes, dtype=torch.uint8, device=device) for _ in range(2))
-    matrix = torch.ones(side, side, dtype=torch.bfloat16, device=device)
+    matrix = torch.ones(side, side, dtype=dtype, device=device)
     return Rates(
-        host_to_device=int(n_bytes / _seconds(device, lambda: there.copy_(host, non_blocking=True))),
-        memory=int(2 * n_bytes / _seconds(device, lambda: beside.copy_(there))),  # read and written
-        flops=int(2 * side**3 / _seconds(device, lambda: matrix @ matrix)),
+        host_to_device=int(n_bytes / least_seconds(device, lambda: there.copy_(host, non_blocking=True))),
+        memory=int(2 * n_bytes / least_seconds(device, lambda: beside.copy_(there))),  # read and written
+        flops=int(2 * side**3 / least_seconds(device, lambda: matrix @ matrix)),
     )
 
 
-def _seconds(device: torch.device, run: Callable[[], object]) -> float:
+def least_seconds(device: torch.device, run: Callable[[], object]) -> float:
     """The least of some runs, after one that warms up."""
     run()
-    return min(_once(device, run) for _ in range(REPEATS))
+    return min(seconds_of(device, run) for _ in range(REPEATS))
 
 
-def _once(device: torch.device, run: Callable[[], object]) -> float:
+def seconds_of(device: torch.device, run: Callable[[], object]) -> float:
+    """From an idle device to an idle device."""
     _wait(device)
     started = time.perf_counter()
     run()

@@ -61,6 +61,8 @@ def run(tmp_path):
         (["fly"], "'fly'"),
         (["bench", "--contexts", "1k"], "1024,4096,8192"),
         (["bench", "--json", "no/such/folder.json"], "--json"),
+        (["bench", "--geometry", "starter", "--json", "no/such/folder.json"], "--json"),
+        (["bench", "--geometry", "no-such-model"], "starter, Qwen"),
         (["models", "llama"], "There is no option llama."),
         (["plan", "llama"], "There is no option llama."),
         (["verify", "--prompts", "0"], "--prompts is “0”"),
@@ -155,6 +157,12 @@ def test_commands():
         arguments.Verify(2, True),
         {"model": "m"},
     )
+
+
+def test_a_shape_is_measured_by_its_name(tmp_path):
+    file = tmp_path / "times.json"
+    words = ["bench", "--geometry", "starter", "--context", "512", "--json", str(file)]
+    assert arguments.parse(words, "1") == (arguments.MeasureShape("starter", file), {"context": "512"})
 
 
 def test_a_bench_is_planned_by_its_options():
