@@ -6,6 +6,7 @@ from typing import TextIO
 
 from app.arguments import ShowPlan
 from app.naming import shown
+from app.plan_words import neighbour, on_device, place, speed, streamed
 from app.settings import Settings
 from runtime.catalogue import Entry, load_catalogue
 from runtime.config import Wishes
@@ -14,38 +15,23 @@ from runtime.errors import InvalidSetting, OutOfMemory
 from runtime.footprint import Pair
 from runtime.hardware import Hardware
 from runtime.hardware_file import known_hardware, written
-from runtime.memory import any_way, plan, plan_longest
+from runtime.memory import Placed, any_way, placed, plan, plan_longest
 from runtime.models.load import ModelFacts, read_facts
 from runtime.models.rope import longest_context
 from runtime.models.sources import locate
-from runtime.ways import Plan, gib, ways
-
-_PARTS = {
-    "weights": "weights",
-    "full_kv": "full KV cache",
-    "retrieval_kv": "retrieval cache",
-    "draft": "draft model and its cache",
-    "buffers": "buffers",
-    "activations": "activations",
-    "cuda_context": "CUDA itself",
-    "margin": "margin",
-}
-_PLACES = {"gpu": "on the GPU", "offload": "on the GPU, its KV cache in main memory", "cpu": "on the processor"}
-
+from runtime.ways import Plan
 
 _NO_RUNTIME = "Weights in main memory have no runtime yet"
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The best plan, the one that runs today (None where none does), and the ways next to the best."""
+    """The best plan with the ways next to it, and the one that runs today (None where none does)."""
 
     model: str
     draft_model: str | None
-    best: Plan
+    best: Placed
     today: Plan | None
-    better: Plan | None
-    worse: Plan | None
     notes: tuple[str, ...]
 
 
@@ -72,21 +58,13 @@ def find_plan(hardware: Hardware, settings: Settings) -> Planned:
     shapes, wishes = _shapes(settings), settings.engine_config().wishes
     context = settings.context or _fitting_context(hardware, shapes, wishes)
     best = plan(hardware, shapes.pair, context, wishes, any_way)
-    found = ways(hardware, shapes.pair, context, wishes)
-    place = found.index(next(way for way in found if _is_same(way, best)))
     return Planned(
         model=settings.model,
         draft_model=settings.draft_model,
-        best=best,
+        best=placed(best, hardware, shapes.pair, wishes),
         today=_today(hardware, shapes.pair, context, wishes),
-        better=found[place - 1] if place > 0 else None,
-        worse=found[place + 1] if place + 1 < len(found) else None,
         notes=shapes.notes,
     )
-
-
-def _is_same(way: Plan, other: Plan) -> bool:
-    return (way.mode, way.streamed) == (other.mode, other.streamed)
 
 
 def _today(hardware: Hardware, pair: Pair, context: int, wishes: Wishes) -> Plan | None:
@@ -139,15 +117,15 @@ def _listed(target: Entry, draft: Entry | None, context: int | None) -> _Shapes:
 
 
 def _record(planned: Planned) -> dict[str, object]:
-    best = planned.best
+    best, better, worse = planned.best.chosen, planned.best.better, planned.best.worse
     return {
         "model": planned.model,
         "draft_model": planned.draft_model,
         "context": best.context,
         **_way(best),
         "runs_today": planned.today.mode if planned.today else None,
-        "next_better": _way(planned.better) if planned.better else None,
-        "next_worse": _way(planned.worse) if planned.worse else None,
+        "next_better": _way(better) if better else None,
+        "next_worse": _way(worse) if worse else None,
     }
 
 
@@ -167,49 +145,24 @@ def _way(way: Plan) -> dict[str, object]:
 
 
 def _described(planned: Planned) -> str:
-    best = planned.best
-    lines = [f"{shown(planned.model)} with {best.context:,} tokens: {_place(best)} ({best.mode})."]
-    lines += [best.reason, *map(shown, planned.notes)]
-    if planned.today is None:
+    best, today = planned.best.chosen, planned.today
+    lines = [f"{shown(planned.model)} with {best.context:,} tokens: {place(best)}.", best.reason]
+    lines += map(shown, planned.notes)
+    if today is None:
         lines.append(f"{_NO_RUNTIME}, and nothing else that was asked for fits.")
     elif not best.has_runtime:
-        lines.append(f"{_NO_RUNTIME}, so today: {planned.today.mode}. {planned.today.reason}")
-        lines.append(_speed(planned.today))
-    where = "In main memory" if best.mode == "cpu" else "On the card"
-    lines += ["", f"{where}, of {gib(best.free_bytes)} free:"]
-    sizes = asdict(best.bytes)
-    lines += [f"  {words:<26}{_size(sizes[name]):>11}" for name, words in _PARTS.items() if sizes[name]]
-    lines.append(f"  {'together':<26}{_size(best.bytes.total):>11}")
+        lines += [f"{_NO_RUNTIME}, so today: {today.mode}. {today.reason}", speed(today)]
+    lines += ["", f"{'In main memory' if best.mode == 'cpu' else 'On the card'}:", *map(_line, on_device(best))]
     if best.streamed.total:
-        lines += ["", f"In main memory and streamed, of {gib(best.ram_free_bytes)} free:"]
-        lines += [f"  {_PARTS[name]:<26}{_size(size):>11}" for name, size in asdict(best.streamed).items() if size]
-    lines += ["", _speed(best), ""]
-    lines.append(f"Next better: {_neighbour(planned.better)}")
-    lines.append(f"Next worse: {_neighbour(planned.worse)}")
+        lines += ["", "In main memory, and streamed to the card:", *map(_line, streamed(best))]
+    lines += ["", speed(best), ""]
+    lines.append(f"Next better: {neighbour(planned.best.better)}")
+    lines.append(f"Next worse: {neighbour(planned.best.worse)}")
     return "\n".join(lines)
 
 
-def _speed(way: Plan) -> str:
-    """Never measured on the model: said so."""
-    predicted = way.predicted
-    return (
-        f"Predicted, not measured: {predicted.prefill_seconds:,.1f} s to read a full context, then "
-        f"{predicted.tokens_per_second:.1f} tokens a second ({predicted.plain_tokens_per_second:.1f} without drafts)."
-    )
-
-
-def _neighbour(way: Plan | None) -> str:
-    if way is None:
-        return "there is none."
-    said = f"{_place(way)} ({way.mode})"
-    if not way.fits:
-        return f"{said}, which lacks {gib(way.missing_bytes)} of memory: it needs {gib(way.bytes.total)} there."
-    return f"{said}. {_speed(way)}" if way.has_runtime else f"{said}, which has no runtime yet. {_speed(way)}"
-
-
-def _place(way: Plan) -> str:
-    return "on the GPU, weights and KV cache in main memory" if way.streamed.weights else _PLACES[way.mode]
-
-
-def _size(n_bytes: int) -> str:
-    return gib(n_bytes) if n_bytes >= 2**30 else f"{n_bytes / 2**20:,.0f} MiB"
+def _line(part: tuple[str, str]) -> str:
+    """The number at the end of a column, whatever follows its unit."""
+    words, size = part
+    number, unit, *rest = size.split(" ")
+    return " ".join([f"  {words:<26}{number:>7}", unit, *rest])

@@ -143,10 +143,11 @@ def _explain_answering(error: answering.EngineError) -> Problem:
                 f"{answer:,}; the model holds at most {context:,}.",
                 "Choose fewer pages or files, or start a new chat.",
             )
-        case answering.OutOfMemory(needed_bytes=needed, free_bytes=free, what=what):
+        case answering.OutOfMemory(needed_bytes=needed, free_bytes=free, what=what, fitting_context=fitting):
+            shorter = f"--context {fitting}, which fits" if fitting else "a smaller context"
             return Problem(
-                f"{_reason(what)} needs {_size(needed, 'bytes')} of memory; {_size(free, 'bytes')} are free.",
-                "Choose a smaller model or a smaller context, or close other programs.",
+                f"{_begun(_reason(what))} needs {_memory(needed)} of memory; {_memory(free)} are free.",
+                f"Choose a smaller model or {shorter}, or close other programs.",
             )
         case answering.NoSuchDevice(device=device, found=found):
             return Problem(
@@ -222,6 +223,16 @@ def _refused(origin: str, value: object, allowed: str) -> Problem:
 def _reason(text: str) -> str:
     """A reason from elsewhere as the end of a sentence: one line, no full stop of its own."""
     return shown(" ".join(text.split())).rstrip(" .")
+
+
+def _begun(words: str) -> str:
+    """Words as the beginning of a sentence."""
+    return words[:1].upper() + words[1:]
+
+
+def _memory(n_bytes: int) -> str:
+    """As plans count it."""
+    return f"{n_bytes / 2**30:,.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:,.0f} MiB"
 
 
 def _count(number: int, noun: str) -> str:

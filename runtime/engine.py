@@ -16,7 +16,7 @@ from runtime.hardware import count_cores, free_bytes
 from runtime.hardware_file import known_hardware
 from runtime.kv.full import FullStore
 from runtime.kv.host import HostStore
-from runtime.memory import plan, plan_longest
+from runtime.memory import Placed, placed, plan, plan_longest
 from runtime.models.decoder import Decoder
 from runtime.models.load import Model, ModelFacts, load_model, packed_bytes, read_facts
 from runtime.models.rope import longest_context, planned_length, rope_kind, stretch
@@ -39,7 +39,8 @@ PACKED_NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What a person should always be able to see. `context` is the most tokens of prompt and answer together."""
+    """What a person should always be able to see. `context` is the most tokens of prompt and answer together; `placed`
+    what was planned, None where the model runs elsewhere."""
 
     model: str
     architecture: str
@@ -53,6 +54,7 @@ class EngineFacts:
     trained_context: int
     draft_model: str | None
     notes: tuple[str, ...]
+    placed: Placed | None = None
 
 
 def assemble(config: EngineConfig, progress: Callable[[Progress], None]) -> "Engine":
@@ -70,7 +72,8 @@ def assemble(config: EngineConfig, progress: Callable[[Progress], None]) -> "Eng
     most = longest_context(facts.config, facts.spec.trained_context)
     if config.context is not None and config.context > most:
         raise InvalidSetting("context", config.context, f"at most {most:,} tokens with this model")
-    chosen = _planned(config, pair_of(source, facts, draft_source, draft_facts), most)
+    place = _planned(config, pair_of(source, facts, draft_source, draft_facts), most)
+    chosen = place.chosen
     packs = config.wishes.packs
     target = load_model(source, facts, chosen.dtype, chosen.device, progress, packs)
     target = _measured(target, source, config, threads)
@@ -91,6 +94,7 @@ def assemble(config: EngineConfig, progress: Callable[[Progress], None]) -> "Eng
         trained_context=facts.spec.trained_context,
         draft_model=draft_source.name if draft_source else None,
         notes=_notes(source, target.decoder),
+        placed=place,
     )
     return Engine(described, target, draft, config.speculation, chosen)
 
@@ -108,7 +112,7 @@ def pair_of(source: Source, facts: ModelFacts, draft_source: Source | None, draf
     return Pair(facts.spec, draft_facts.spec, packed, packed_bytes(draft_source, draft_facts))
 
 
-def _planned(config: EngineConfig, pair: Pair, most: int) -> Plan:
+def _planned(config: EngineConfig, pair: Pair, most: int) -> Placed:
     """What runs here; raises `HardwareRefused` where that is planned for a card that is in a file alone."""
     hardware = known_hardware(config.hardware, config.cache_dir)
     if config.context is None:
@@ -117,7 +121,7 @@ def _planned(config: EngineConfig, pair: Pair, most: int) -> Plan:
         chosen = plan(hardware, pair, config.context, config.wishes)
     if config.hardware is not None and chosen.device.type == "cuda" and not torch.cuda.is_available():
         raise HardwareRefused(str(config.hardware), "it describes a GPU that this machine does not have")
-    return chosen
+    return placed(chosen, hardware, pair, config.wishes)
 
 
 def _measured(model: Model, source: Source, config: EngineConfig, threads: int) -> Model:

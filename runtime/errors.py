@@ -70,11 +70,13 @@ class ContextExceeded(EngineError):
 
 
 class OutOfMemory(EngineError):
-    """The machine has too little memory for this model and context."""
+    """The machine has too little memory for this model and context; `fitting_context` would fit, None where none is
+    known to."""
 
-    def __init__(self, needed_bytes: int, free_bytes: int, what: str) -> None:
-        super().__init__(needed_bytes, free_bytes, what)
+    def __init__(self, needed_bytes: int, free_bytes: int, what: str, fitting_context: int | None = None) -> None:
+        super().__init__(needed_bytes, free_bytes, what, fitting_context)
         self.needed_bytes, self.free_bytes, self.what = needed_bytes, free_bytes, what
+        self.fitting_context = fitting_context
 
 
 class NoSuchDevice(EngineError):

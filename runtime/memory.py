@@ -1,6 +1,7 @@
 """What goes where: a pure function of facts, decided before anything is loaded."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from runtime.config import Wishes
 from runtime.errors import NoSuchDevice, OutOfMemory
@@ -13,6 +14,15 @@ SHORTEST_CONTEXT = 4_096  # a default context is not halved below this to fit th
 
 
 Choice = Callable[[Plan], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A plan that was chosen, and the ways next to it, whether they fit or not; None where there is none."""
+
+    chosen: Plan
+    better: Plan | None
+    worse: Plan | None
 
 
 def has_runtime(way: Plan) -> bool:
@@ -31,11 +41,16 @@ def plan(hardware: Hardware, pair: Pair, context: int, wishes: Wishes, choice: C
     if wants_card and hardware.gpu is None:
         others = ", ".join(gpu.name for gpu in hardware.gpus)
         raise NoSuchDevice("cuda", f"{others}, which is not used yet" if others else "no CUDA device")
-    allowed = [way for way in ways(hardware, pair, context, wishes) if choice(way) and _is_wished(way, wishes)]
+    allowed = _allowed(hardware, pair, context, wishes, choice)
     chosen = next((way for way in allowed if way.fits), None)
-    if chosen is None:
-        raise _too_little(allowed, context)
-    return chosen
+    if chosen is not None:
+        return chosen
+    shorter = context // 2
+    while shorter >= SHORTEST_CONTEXT:
+        if any(way.fits for way in _allowed(hardware, pair, shorter, wishes, choice)):
+            raise _too_little(allowed, context, shorter)
+        shorter //= 2
+    raise _too_little(allowed, context, None)
 
 
 def plan_longest(hardware: Hardware, pair: Pair, most: int, wishes: Wishes, choice: Choice = has_runtime) -> Plan:
@@ -51,15 +66,26 @@ def plan_longest(hardware: Hardware, pair: Pair, most: int, wishes: Wishes, choi
             context //= 2
 
 
+def placed(chosen: Plan, hardware: Hardware, pair: Pair, wishes: Wishes) -> Placed:
+    """`chosen` among the ways there are for what it was chosen for."""
+    found = ways(hardware, pair, chosen.context, wishes)
+    place = next(place for place, way in enumerate(found) if (way.mode, way.streamed) == (chosen.mode, chosen.streamed))
+    return Placed(chosen, found[place - 1] if place else None, found[place + 1] if place + 1 < len(found) else None)
+
+
+def _allowed(hardware: Hardware, pair: Pair, context: int, wishes: Wishes, choice: Choice) -> list[Plan]:
+    return [way for way in ways(hardware, pair, context, wishes) if choice(way) and _is_wished(way, wishes)]
+
+
 def _is_wished(way: Plan, wishes: Wishes) -> bool:
     return wishes.mode in ("auto", way.mode) and wishes.device in ("auto", way.device.type)
 
 
-def _too_little(allowed: list[Plan], context: int) -> OutOfMemory:
+def _too_little(allowed: list[Plan], context: int, fitting: int | None) -> OutOfMemory:
     """What the way that lacks least would need, and of what."""
     nearest = min(allowed, key=lambda way: way.missing_bytes)
-    where = {"gpu": "on the GPU", "offload": "with the KV cache in main memory", "cpu": "on the CPU"}[nearest.mode]
-    what = f"the model with {context:,} tokens of context {where}"
+    where = {"gpu": " on the GPU", "offload": ", its KV cache in main memory,", "cpu": " on the CPU"}[nearest.mode]
+    what = f"the model with {context:,} tokens of context{where}"
     if nearest.bytes.total > nearest.free_bytes:
-        return OutOfMemory(nearest.bytes.total, nearest.free_bytes, what)
-    return OutOfMemory(nearest.streamed.total + MARGIN_BYTES, nearest.ram_free_bytes, what)
+        return OutOfMemory(nearest.bytes.total, nearest.free_bytes, what, fitting)
+    return OutOfMemory(nearest.streamed.total + MARGIN_BYTES, nearest.ram_free_bytes, what, fitting)

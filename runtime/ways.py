@@ -223,4 +223,5 @@ def _dtype(choice: DtypeChoice, has_bfloat16: bool) -> torch.dtype:
 
 
 def gib(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:.1f} GiB"
+    """In GiB, or in MiB where there is less than one."""
+    return f"{n_bytes / 2**30:,.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:,.0f} MiB"

@@ -1,11 +1,14 @@
 """What runs, how and why, as the page's head shows it. Pure."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from app.plan_words import neighbour, on_device, place, speed, streamed
 from app.ui import markup
 
 if TYPE_CHECKING:
     from runtime.engine import EngineFacts
+    from runtime.memory import Placed
 
 _MODES = {"gpu": "on the graphics card", "offload": "graphics card and memory", "cpu": "on the CPU"}
 
@@ -19,7 +22,7 @@ def head(facts: "EngineFacts") -> str:
         f'<span class="engine-mode">{mode}</span>'
         f'<span class="engine-why">{markup.text(facts.mode_reason)}</span></summary>'
         f'<div class="engine-panel"><p>{markup.text(facts.mode_reason)}</p>'
-        f"{_particulars(facts)}{notes(facts)}</div>"
+        f"{_particulars(facts)}{_plan(facts.placed)}{notes(facts)}</div>"
         '</details><button type="button" class="new-chat" data-act="new">New chat</button>'
         '<nav class="views" aria-label="Parts of the page">'
         '<button type="button" data-local="view" data-view="documents">Documents</button>'
@@ -42,6 +45,35 @@ def _particulars(facts: "EngineFacts") -> str:
         ("Reads at most", f"{facts.context:,} tokens (trained for {facts.trained_context:,})"),
     ]
     return "<dl>" + "".join(f"<dt>{term}</dt><dd>{markup.text(said)}</dd>" for term, said in rows) + "</dl>"
+
+
+def _plan(placed: "Placed | None") -> str:
+    """What lies where, with predictions and the choices beside, in a part that opens; nothing where nothing was planned
+    here."""
+    if placed is None:
+        return ""
+    chosen = placed.chosen
+    there = "In main memory" if chosen.mode == "cpu" else "On the card"
+    tables = _table(there, on_device(chosen))
+    if chosen.streamed.total:
+        tables += _table("In main memory, and streamed to the card", streamed(chosen))
+    sentences = (
+        f"{_begun(place(chosen))}.",
+        speed(chosen),
+        f"Next better: {neighbour(placed.better)}",
+        f"Next worse: {neighbour(placed.worse)}",
+    )
+    first, *rest = (f"<p>{markup.text(sentence)}</p>" for sentence in sentences)
+    return f'<details class="plan"><summary>Where it runs</summary><div>{first}{tables}{"".join(rest)}</div></details>'
+
+
+def _table(caption: str, parts: Iterable[tuple[str, str]]) -> str:
+    rows = "".join(f'<tr><th scope="row">{markup.text(words)}</th><td>{size}</td></tr>' for words, size in parts)
+    return f"<table><caption>{caption}</caption>{rows}</table>"
+
+
+def _begun(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _millions(number: int) -> str:

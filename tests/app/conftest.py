@@ -68,6 +68,7 @@ class ScriptedFacts:
     trained_context: int = 4096
     draft_model: str | None = None
     notes: tuple[str, ...] = ()
+    placed: None = None
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,13 @@ from app.problems import explain
 from app.sources import Source
 from ingest.document import Document, Page
 from ingest.errors import Damaged, EmptyFile, NoSuchPages, PasswordNeeded, WrongPassword
+from runtime.catalogue import load_catalogue
+from runtime.config import Wishes
 from runtime.errors import ContextExceeded
 from runtime.events import Emission, Progress
+from runtime.memory import Placed, placed, plan
 from runtime.stats import LevelStats, Stats
+from tests.runtime.machines import machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,15 @@ class Facts:
         "The starter model is very small: it finds facts in short documents but reasons poorly. "
         "Check what it says against the pages it names.",
     )
+    placed: Placed | None = None
+
+
+def placed_at_home(context: int = 131_072) -> Placed:
+    """Llama-3.1-8B with its draft model on a home machine: 24 GiB on the card, 64 GiB beside it."""
+    entries = {entry.id: entry for entry in load_catalogue()}
+    large = entries["meta-llama/Llama-3.1-8B-Instruct"]
+    pair, home = large.pair_with(entries[str(large.draft)]), machine(64, 24, bfloat16=True, cores=16)
+    return placed(plan(home, pair, context, Wishes()), home, pair, Wishes())
 
 
 class ScriptedAssistant:

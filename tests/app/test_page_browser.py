@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.app.browsing import Visit, chromium, visiting
 from tests.app.papers import write_pdf
-from tests.app.scripted import Facts, ScriptedAssistant
+from tests.app.scripted import Facts, ScriptedAssistant, placed_at_home
 from tests.app.serving import serving, wait_for
 
 # Gradio reckons statistics of its queue with pandas, in ways that pandas deprecates.
@@ -278,3 +278,32 @@ def test_a_narrow_screen_shows_one_part_at_a_time(browser: Browser, address: str
         page.click("[data-local=view][data-view=documents]")
         expect(page.locator(".meter-numbers")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_where_the_model_runs_opens_inside_the_panel(browser: Browser, tmp_path: Path, width: int) -> None:
+    """The plan is out of the way until asked for; then all of it can be reached, and nothing runs out of the page."""
+    placed = placed_at_home()
+    facts = Facts(mode=placed.chosen.mode, mode_reason=placed.chosen.reason, placed=placed)
+    size = {"width": width, "height": 700}
+    with (
+        serving(ScriptedAssistant(WORDS, facts=facts), tmp_path / "data") as address,
+        visiting(browser, address, viewport=size) as visit,
+    ):
+        panel, plan = visit.page.locator(".engine-panel"), visit.page.locator(".plan table").first
+        expect(plan).to_be_hidden()
+        visit.page.locator(".engine > summary").click()
+        expect(panel).to_be_visible()
+        expect(plan).to_be_hidden()
+        visit.page.locator(".plan summary").click()
+        expect(plan).to_be_visible()
+        visit.page.get_by_text("Next worse").scroll_into_view_if_needed()
+        expect(visit.page.get_by_text("Next worse")).to_be_in_viewport()
+        box = panel.bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+        assert box["y"] + box["height"] <= 700
+        assert panel.evaluate("(element) => element.scrollWidth <= element.clientWidth")
+        visit.page.keyboard.press("Escape")
+        expect(panel).to_be_hidden()

@@ -17,7 +17,8 @@ from app.ui.intake import Tray
 from ingest.document import Document, Page
 from runtime.events import Emission, Progress
 from runtime.stats import LevelStats, Stats
-from tests.app.scripted import Facts
+from runtime.ways import gib
+from tests.app.scripted import Facts, placed_at_home
 
 HOSTILE = [
     "<img src=x onerror=alert(1)>",
@@ -128,6 +129,20 @@ def test_a_link_in_an_answer_stands_there_as_written() -> None:
     """What is not obeyed is not hidden either: the person sees what the model wrote."""
     shown = Tags(markup.markdown("see [here](https://evil.example/?a) ![](https://evil.example/?b)"))
     assert "[here](https://evil.example/?a) ![](https://evil.example/?b)" in shown.words
+
+
+def test_the_plan_is_shown_with_its_parts_its_predictions_and_the_choices_beside() -> None:
+    placed = placed_at_home()
+    words = " ".join(Tags(engine.head(replace(Facts(), placed=placed))).words.split())
+
+    assert "On the GPU, its KV cache in main memory (offload)." in words
+    assert f"weights{gib(placed.chosen.bytes.weights)}" in words
+    assert f"together{gib(placed.chosen.bytes.total)} of 24.0 GiB free" in words
+    assert f"streamed to the cardfull KV cache{gib(placed.chosen.streamed.full_kv)}" in words
+    assert words.count("Predicted, not measured: ") == 2  # of this one and of the next worse
+    assert "Next better: on the GPU (gpu), for which " in words
+    assert "Next worse: on the GPU, weights and KV cache in main memory (offload), which has no runtime yet." in words
+    assert "Where it runs" not in engine.head(Facts())
 
 
 def test_direction_overrides_in_a_name_are_written_out() -> None:

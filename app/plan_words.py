@@ -1,0 +1,67 @@
+"""A plan in words, as the terminal and the page say it."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from app.terminal import duration
+from runtime.ways import Plan, gib
+
+PARTS = {
+    "weights": "weights",
+    "full_kv": "full KV cache",
+    "retrieval_kv": "retrieval cache",
+    "draft": "draft model and its cache",
+    "buffers": "buffers",
+    "activations": "activations",
+    "cuda_context": "CUDA itself",
+    "margin": "margin",
+}
+_PLACES = {"gpu": "on the GPU", "offload": "on the GPU, its KV cache in main memory", "cpu": "on the processor"}
+
+
+def place(way: Plan) -> str:
+    """Where the model is, the mode with it."""
+    where = "on the GPU, weights and KV cache in main memory" if way.streamed.weights else _PLACES[way.mode]
+    return f"{where} ({way.mode})"
+
+
+def on_device(way: Plan) -> Iterator[tuple[str, str]]:
+    """What lies on the device that computes, part by part and together: words and sizes."""
+    sizes = asdict(way.bytes)
+    yield from ((words, gib(sizes[name])) for name, words in PARTS.items() if sizes[name])
+    yield "together", f"{gib(way.bytes.total)} of {gib(way.free_bytes)} free"
+
+
+def streamed(way: Plan) -> Iterator[tuple[str, str]]:
+    """What lies in main memory beside the card; nothing where all is on one device."""
+    sizes = asdict(way.streamed)
+    yield from ((PARTS[name], gib(size)) for name, size in sizes.items() if size)
+    if way.streamed.total:
+        yield "together", f"{gib(way.streamed.total)} of {gib(way.ram_free_bytes)} free"
+
+
+def speed(way: Plan) -> str:
+    """Never measured on the model: said so."""
+    predicted = way.predicted
+    return (
+        f"Predicted, not measured: {duration(predicted.prefill_seconds)} to read {way.context:,} tokens, then "
+        f"{predicted.tokens_per_second:.1f} tokens a second ({predicted.plain_tokens_per_second:.1f} without drafts)."
+    )
+
+
+def neighbour(way: Plan | None) -> str:
+    """A way next to the one chosen, and how it compares."""
+    if way is None:
+        return "there is none."
+    if not way.fits:
+        return f"{place(way)}, for which {lacking(way)}."
+    return f"{place(way)}. {speed(way)}" if way.has_runtime else f"{place(way)}, which has no runtime yet. {speed(way)}"
+
+
+def lacking(way: Plan) -> str:
+    """What a way that does not fit has too little of."""
+    on_card = way.bytes.total - way.free_bytes
+    if on_card > 0:
+        where = "of memory" if way.mode == "cpu" else "on the card"
+        return f"{gib(on_card)} {where} are lacking: it needs {gib(way.bytes.total)}"
+    return f"{gib(way.missing_bytes)} of main memory are lacking beside the card"
