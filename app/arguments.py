@@ -49,7 +49,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "files and set-up": {
         "password": ("TEXT", "opens encrypted PDFs"),
-        "data_dir": ("DIR", "where Fullread keeps its own files"),
+        "data_dir": ("DIR", "where Fullread keeps its own files; downloaded models stay in the cache folder"),
         "no_setup": ("", "do not check or install anything first"),
     },
     "page": {

@@ -91,8 +91,9 @@ def _all_ways(hardware: Hardware, pair: Pair, context: int, wishes: Wishes) -> I
         whole = _on_card(hardware, gpu, pair, context, dtype, wishes)
         needs_on_card = whole.bytes.total
         yield whole
-        yield _offloaded(hardware, gpu, whole, pair, wishes)
-        yield _all_streamed(hardware, gpu, whole, pair, wishes)
+        offloaded = _offloaded(hardware, gpu, whole, pair, wishes)
+        yield offloaded
+        yield _all_streamed(hardware, gpu, whole, pair, wishes, offloaded.bytes.total - offloaded.bytes.full_kv)
     yield _on_processor(hardware, pair, context, wishes, needs_on_card)
 
 
@@ -140,8 +141,9 @@ def _offloaded(hardware: Hardware, gpu: Gpu, whole: Plan, pair: Pair, wishes: Wi
     return _card_plan("offload", hardware, gpu, pair, context, dtype, wishes, needed, streamed, n_layers, reason)
 
 
-def _all_streamed(hardware: Hardware, gpu: Gpu, whole: Plan, pair: Pair, wishes: Wishes) -> Plan:
-    """Weights and KV cache in main memory; embeddings, draft model and retrieval cache on the card."""
+def _all_streamed(hardware: Hardware, gpu: Gpu, whole: Plan, pair: Pair, wishes: Wishes, with_weights: int) -> Plan:
+    """Weights and KV cache in main memory; embeddings, draft model and retrieval cache on the card, which would need
+    `with_weights` bytes to hold the weights as well."""
     spec, dtype, context = pair.target, whole.dtype, whole.context
     block = block_of(spec, torch.device("cuda"), streams=True)
     needed = replace(
@@ -153,9 +155,9 @@ def _all_streamed(hardware: Hardware, gpu: Gpu, whole: Plan, pair: Pair, wishes:
     )
     streamed = Streamed(whole.bytes.weights - needed.weights, whole.bytes.full_kv)
     reason = (
-        f"{gpu.name} has {gib(gpu.free_bytes)} free where the weights alone are {gib(whole.bytes.weights)}, so "
-        f"{gib(streamed.weights)} of them and the KV cache, {gib(streamed.full_kv)}, are streamed from memory, which "
-        f"has {gib(hardware.ram_free_bytes)} free."
+        f"{gpu.name} has {gib(gpu.free_bytes)} free where the weights, with what must lie beside them, need "
+        f"{gib(with_weights)}, so {gib(streamed.weights)} of them and the KV cache, {gib(streamed.full_kv)}, are "
+        f"streamed from memory, which has {gib(hardware.ram_free_bytes)} free."
     )
     return _card_plan("offload", hardware, gpu, pair, context, dtype, wishes, needed, streamed, 0, reason)
 

@@ -12,7 +12,7 @@ from runtime.errors import InvalidSetting, NoSuchDevice, OutOfMemory
 from runtime.footprint import CUDA_CONTEXT_BYTES, MARGIN_BYTES, Pair
 from runtime.memory import any_way, plan, plan_longest
 from runtime.models.spec import Spec, read_spec
-from runtime.ways import Plan, ways
+from runtime.ways import Plan, gib, ways
 from tests.runtime.machines import GIB, card, machine
 from tests.runtime.tiny import tiny_config
 
@@ -81,7 +81,9 @@ def test_no_plan_exceeds_its_card_and_a_bigger_card_is_never_worse(entry: Entry,
             assert chosen.bytes.total <= (256 if chosen.mode == "cpu" else size) * GIB
             assert chosen.streamed.total + MARGIN_BYTES <= 256 * GIB
             assert min(chosen.predicted.prefill_seconds, chosen.predicted.tokens_per_second) > 0
-        assert all(rank(smaller) <= rank(larger) for smaller, larger in pairwise(plans))
+        today = [plan(machine(256, size, bfloat16=True), pair, context, Wishes()) for size in CARDS]
+        for several in (plans, today):
+            assert all(rank(smaller) <= rank(larger) for smaller, larger in pairwise(several))
         assert plans[-1].mode == "gpu"
 
 
@@ -220,3 +222,22 @@ def test_kv_bytes_are_those_of_the_architecture() -> None:
     spec: Spec = LARGE.spec
     assert spec.kv_bytes_per_token(2) == 131_072
     assert spec.n_parameters == pytest.approx(8.03e9, rel=0.01)
+
+
+def test_a_refusal_says_which_context_would_fit() -> None:
+    """Which then does fit, and twice as much does not."""
+    with pytest.raises(OutOfMemory) as refused:
+        plan(machine(26, bfloat16=True), Pair(LARGE.spec), 131_072, Wishes())
+    assert refused.value.fitting_context == 65_536
+    assert plan(machine(26, bfloat16=True), Pair(LARGE.spec), 65_536, Wishes()).fits
+    with pytest.raises(OutOfMemory) as hopeless:
+        plan(machine(8, bfloat16=True), Pair(LARGE.spec), 131_072, Wishes())
+    assert hopeless.value.fitting_context is None
+
+
+def test_streamed_weights_are_explained_by_what_does_not_fit_with_them() -> None:
+    """Also where the weights alone would fit."""
+    chosen = best(22.4, PAIR, 131_072, ram_gib=64)
+    assert chosen.streamed.weights > 0
+    offloaded = ways(machine(64, 22.4, bfloat16=True), PAIR, 131_072, Wishes())[1]
+    assert f"with what must lie beside them, need {gib(offloaded.bytes.total)}" in chosen.reason
