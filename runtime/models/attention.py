@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from runtime.models.flash_attn import FlashAttention, find_flash_attn
 from runtime.native.attend import MOST_ROWS, attend_natively, serves
@@ -212,6 +213,12 @@ def attend_by_sdpa(queries: Tensor, keys: Tensor, values: Tensor, scale: float, 
     n_tokens, n_held = queries.shape[1], keys.shape[1]
     mask = None
     if 1 < n_tokens < n_held:
+        if _flash_on_card(queries, keys, values):
+            # A mask over 131,072 tokens would take half a gigabyte. This kernel's causal one ends at the newest key, as
+            # `torch.nn.attention.bias` uses it, whose own tensor is as large, on the processor.
+            arguments = (queries[None], keys[None], values[None], 0.0, True)
+            mixed: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(*arguments, scale=scale)[0]
+            return mixed[0]
         mask = torch.ones(n_tokens, n_held, dtype=torch.bool, device=keys.device).tril(n_held - n_tokens)
     return torch.nn.functional.scaled_dot_product_attention(
         queries[None],
@@ -222,6 +229,14 @@ def attend_by_sdpa(queries: Tensor, keys: Tensor, values: Tensor, scale: float, 
         scale=scale,
         enable_gqa=queries.shape[0] != keys.shape[0],
     )[0]
+
+
+def _flash_on_card(queries: Tensor, keys: Tensor, values: Tensor) -> bool:
+    """Whether PyTorch's own flash kernel takes them, grouped heads among them. That of ROCm masks otherwise."""
+    if queries.device.type != "cuda" or torch.version.hip is not None or queries.shape[2] % 8:
+        return False
+    grouped = queries.shape[0] != keys.shape[0]
+    return can_use_flash_attention(SDPAParams(queries[None], keys[None], values[None], None, 0.0, False, grouped))
 
 
 def _attend_in_window(

@@ -155,6 +155,48 @@ def test_tiles_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(attend_by_products(queries, keys, values, 0.5), whole, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize(("n_heads", "n_kv_heads"), HEADS)
+@pytest.mark.parametrize(("n_tokens", "n_past"), [(2, 1), (17, 300), (64, 1), (300, 1500)])
+def test_where_a_flash_kernel_takes_them_no_mask_is_made(
+    n_heads: int, n_kv_heads: int, n_tokens: int, n_past: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is called as on a card; its twin here masks as that kernel's causal mask does, from the newest key on."""
+    queries, keys, values = case(n_heads, n_kv_heads, n_tokens, n_past, torch.float32)
+    expected = attend_plainly(queries, keys, values, 0.5)
+
+    def flash(
+        queries: Tensor, keys: Tensor, values: Tensor, dropout: float, is_causal: bool, *, scale: float
+    ) -> tuple[Tensor]:
+        assert (is_causal, dropout) == (True, 0.0)
+        group, n_held = queries.shape[1] // keys.shape[1], keys.shape[2]
+        newest = torch.arange(n_held - queries.shape[2], n_held)[:, None]
+        scores = queries @ keys.repeat_interleave(group, 1).mT * scale
+        scores.masked_fill_(torch.arange(n_held) > newest, -torch.inf)
+        return (scores.softmax(-1) @ values.repeat_interleave(group, 1),)
+
+    monkeypatch.setattr(attention, "_flash_on_card", lambda *_: True)
+    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_flash_attention", flash)
+    with monkeypatch.context() as without_masks:
+        without_masks.setattr(torch, "ones", lambda *_, **__: pytest.fail("a mask is made"))
+        mixed = attend_by_sdpa(queries, keys, values, 0.5)
+    torch.testing.assert_close(mixed, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize(("n_heads", "n_kv_heads"), [(8, 8), (8, 2)])
+def test_a_block_over_a_long_past_takes_no_mask_s_memory_on_a_card(n_heads: int, n_kv_heads: int) -> None:
+    """One of 2,048 tokens over 65,536: a mask would be 134 MB, and as numbers twice that."""
+    queries = torch.randn(n_heads, 2048, 64, dtype=torch.bfloat16, device="cuda")
+    keys, values = torch.randn(2, n_kv_heads, 67_584, 64, dtype=torch.bfloat16, device="cuda")
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    mixed = attend_by_sdpa(queries, keys, values, 0.125)
+    assert torch.cuda.max_memory_allocated() - before < 50_000_000
+    expected = attend_plainly(queries[:, -64:], keys, values, 0.125)
+    torch.testing.assert_close(mixed[:, -64:], expected, atol=2e-2, rtol=2e-2)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize(("n_tokens", "n_past"), LENGTHS)
