@@ -104,9 +104,12 @@ def test_a_paced_copy_takes_as_long_as_the_bus_would(slice_bytes: int, monkeypat
 
 
 def test_efficiency_is_the_longer_part_over_the_whole() -> None:
-    assert Overlap(1, 0.9, 0.2, 1.0).efficiency == 0.9
-    assert Overlap(1, 0.1, 0.2, 0.25).efficiency == pytest.approx(0.8)
-    assert Overlap(1, 0.5, 0.5, 1.0).efficiency == 0.5  # one after the other
+    assert Overlap.of(1, [(0.9, 0.2, 1.0)]).efficiency == 0.9
+    assert Overlap.of(1, [(0.1, 0.2, 0.25)]).efficiency == pytest.approx(0.8)
+    assert Overlap.of(1, [(0.5, 0.5, 1.0)]).efficiency == 0.5  # one after the other
+    assert Overlap.of(1, [(1, 2, 2), (2, 4, 4), (3, 6, 6)]) == Overlap(1, 2, 4, 4, 1.0)
+    drifts = Overlap.of(1, [(1, 1, 1), (1, 2, 2.5), (9, 1, 10), (5, 5, 10), (9, 9, 10)])
+    assert drifts == Overlap(1, 5, 2, 10, 0.9)
 
 
 def test_what_is_measured_leaves_the_session_as_it_was() -> None:
