@@ -15,7 +15,9 @@ from runtime.kv.host import HostStore
 from runtime.session import Session
 
 BUS = 5e8  # bytes a second: the starter's copies take some ten times its plain step, as they do beside a home card
-SLICE_BYTES = 1 << 20  # copied at once; between slices the thread sleeps until the bus would have brought them
+SLICE_BYTES = (
+    1 << 18
+)  # copied at once, small enough for one thread; then it sleeps until the bus would have brought them
 
 
 class PacedStore(HostStore):
