@@ -60,8 +60,8 @@ def neighbour(way: Plan | None) -> str:
 
 def lacking(way: Plan) -> str:
     """What a way that does not fit has too little of."""
-    on_card = way.bytes.total - way.free_bytes
-    if on_card > 0:
+    missing = way.missing_bytes
+    if way.bytes.total - way.free_bytes == missing:
         where = "of memory" if way.mode == "cpu" else "on the card"
-        return f"{gib(on_card)} {where} are lacking: it needs {gib(way.bytes.total)}"
-    return f"{gib(way.missing_bytes)} of main memory are lacking beside the card"
+        return f"{gib(missing)} {where} are lacking: it needs {gib(way.bytes.total)}"
+    return f"{gib(missing)} of main memory are lacking beside the card, which would stream {gib(way.streamed.total)}"

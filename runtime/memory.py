@@ -86,6 +86,9 @@ def _too_little(allowed: list[Plan], context: int, fitting: int | None) -> OutOf
     nearest = min(allowed, key=lambda way: way.missing_bytes)
     where = {"gpu": " on the GPU", "offload": ", its KV cache in main memory,", "cpu": " on the CPU"}[nearest.mode]
     what = f"the model with {context:,} tokens of context{where}"
-    if nearest.bytes.total > nearest.free_bytes:
-        return OutOfMemory(nearest.bytes.total, nearest.free_bytes, what, fitting)
-    return OutOfMemory(nearest.streamed.total + MARGIN_BYTES, nearest.ram_free_bytes, what, fitting)
+    if nearest.bytes.total - nearest.free_bytes == nearest.missing_bytes:
+        part = "" if nearest.mode != "offload" else "what the card holds of "
+        return OutOfMemory(nearest.bytes.total, nearest.free_bytes, part + what, fitting)
+    return OutOfMemory(
+        nearest.streamed.total + MARGIN_BYTES, nearest.ram_free_bytes, f"what main memory holds of {what}", fitting
+    )

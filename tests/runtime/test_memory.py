@@ -130,7 +130,8 @@ def test_without_memory_to_stream_from_there_is_no_offload() -> None:
     """18 GB of KV cache do not fit 8 GiB of memory, which the card does not make up for."""
     with pytest.raises(OutOfMemory) as refused:
         best(24, PAIR, 131_072, ram_gib=8)
-    assert refused.value.needed_bytes > refused.value.free_bytes
+    assert refused.value.needed_bytes > refused.value.free_bytes == 8 * GIB
+    assert refused.value.what.startswith("what main memory holds of ")
 
 
 def test_the_parts_are_those_of_the_total() -> None:
