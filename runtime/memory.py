@@ -84,11 +84,11 @@ def _is_wished(way: Plan, wishes: Wishes) -> bool:
 def _too_little(allowed: list[Plan], context: int, fitting: int | None) -> OutOfMemory:
     """What the way that lacks least would need, and of what."""
     nearest = min(allowed, key=lambda way: way.missing_bytes)
-    where = {"gpu": " on the GPU", "offload": ", its KV cache in main memory,", "cpu": " on the CPU"}[nearest.mode]
-    what = f"the model with {context:,} tokens of context{where}"
-    if nearest.bytes.total - nearest.free_bytes == nearest.missing_bytes:
-        part = "" if nearest.mode != "offload" else "what the card holds of "
-        return OutOfMemory(nearest.bytes.total, nearest.free_bytes, part + what, fitting)
-    return OutOfMemory(
-        nearest.streamed.total + MARGIN_BYTES, nearest.ram_free_bytes, f"what main memory holds of {what}", fitting
-    )
+    elsewhere = f"{'weights and ' if nearest.streamed.weights else ''}the KV cache of {context:,} tokens in main memory"
+    if nearest.bytes.total - nearest.free_bytes < nearest.missing_bytes:
+        needed = nearest.streamed.total + MARGIN_BYTES
+        return OutOfMemory(needed, nearest.ram_free_bytes, f"keeping {elsewhere}", fitting)
+    what = f"the model with {context:,} tokens of context on the {nearest.mode.upper()}"
+    if nearest.mode == "offload":
+        what = f"the card, with {elsewhere},"
+    return OutOfMemory(nearest.bytes.total, nearest.free_bytes, what, fitting)
