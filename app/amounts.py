@@ -17,3 +17,10 @@ def moved(stats: Stats) -> list[str]:
     total = stats.to_device_bytes + stats.from_device_bytes
     each = f" ({data(stats.moved_bytes_per_token)} a token)" if stats.decode_moved_bytes else ""
     return [f"{data(total)} between memory and card{each}"] if total else []
+
+
+def tokens_read(stats: Stats) -> str:
+    """The prompt's tokens, and how many of them were there already where that is known."""
+    if stats.cached_tokens is None:
+        return f"{stats.prompt_tokens:,} tokens read or cached"
+    return f"{stats.cached_tokens:,} cached + {stats.new_tokens:,} new tokens"

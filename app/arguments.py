@@ -27,6 +27,13 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "hardware": ("FILE", "plan for the machine in this file in place of this one"),
         "threads": ("N", "CPU threads"),
     },
+    "engine elsewhere": {
+        "engine": (
+            "URL",
+            "a server with an OpenAI-compatible endpoint that answers instead; --model names what it runs",
+        ),
+        "engine_key": ("KEY", "key that the server wants (better in the environment, as FULLREAD_ENGINE_KEY)"),
+    },
     "speculation": {
         "gamma": ("N", "most tokens drafted for one pass of the model (6; in offload as many as pay)"),
         "budget": ("TOKENS", "size of the retrieval cache (a sixteenth of the prompt, 1024 to 4096)"),

@@ -26,6 +26,7 @@ from runtime.stats import Stats
 
 if TYPE_CHECKING:
     from runtime.engine import Engine, EngineFacts
+    from runtime.remote.engine import RemoteEngine, RemoteFacts
 
 _QUESTION_ROOM = 256  # tokens kept free for the question, or an eighth of a small context
 
@@ -76,7 +77,14 @@ def read_document(path: Path, password: str | None = None, pages: str | None = N
 
 
 def open_assistant(settings: Settings, progress: Callable[[Progress], None]) -> "Assistant":
-    """An assistant with its model fetched and loaded. Raises `EngineError`, `DataFolderUnusable`."""
+    """An assistant with its model fetched and loaded, or with the engine elsewhere that was named.
+
+    Raises `EngineError`, `DataFolderUnusable`.
+    """
+    if (remote := settings.remote_config()) is not None:
+        from runtime.remote.engine import connect
+
+        return Assistant(connect(remote, settings.request()), Library(), settings)
     from runtime.engine import assemble
 
     return Assistant(assemble(settings.engine_config(), progress), Library(), settings)
@@ -85,13 +93,13 @@ def open_assistant(settings: Settings, progress: Callable[[Progress], None]) -> 
 class Assistant:
     """The documents, the chats and the one model that answers. Safe to use from several threads."""
 
-    def __init__(self, engine: "Engine", library: Library, settings: Settings) -> None:
+    def __init__(self, engine: "Engine | RemoteEngine", library: Library, settings: Settings) -> None:
         self._engine, self._library, self._settings = engine, library, settings
         self._wording = Wording(engine.tokenizer, installation_secret(settings.data_dir))
         self._conversations = Conversations()
 
     @property
-    def facts(self) -> "EngineFacts":
+    def facts(self) -> "EngineFacts | RemoteFacts":
         return self._engine.facts
 
     def close(self) -> None:

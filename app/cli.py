@@ -9,7 +9,8 @@ import tomllib
 from pathlib import Path
 
 from app import arguments
-from app.errors import AppError
+from app.errors import AppError, WrongUsage
+from app.naming import shown
 from app.problems import explain
 from app.settings import Settings, resolve
 from ingest.errors import IngestError
@@ -43,6 +44,7 @@ def _run(argv: list[str]) -> int:
     command, given = arguments.parse(argv, version())
     settings = resolve(given, os.environ)
     _prepare_libraries(settings)
+    _mind_engine(command, settings)
     # torch, transformers and gradio take seconds to import: only what is needed, and after all checks.
     match command:
         case arguments.Ask():
@@ -76,6 +78,22 @@ def _run(argv: list[str]) -> int:
             from app.server.run import serve
 
             return serve(settings, open_browser=command.open_browser)
+
+
+def _mind_engine(command: arguments.Command, settings: Settings) -> None:
+    """Refuse what is about a model on this machine, and say where documents go that leave it."""
+    remote = settings.remote_config()
+    if remote is None:
+        return
+    match command:
+        case arguments.Bench() | arguments.ShowPlan() | arguments.Verify():
+            raise WrongUsage(
+                "bench, plan and verify are about a model on this machine, not about an engine elsewhere.",
+                "Leave --engine out.",
+            )
+        case arguments.Ask() | arguments.OpenPage() if not remote.address.is_loopback:
+            way = "" if remote.address.is_encrypted else ", unencrypted"
+            print(f"Documents and questions go to {shown(str(remote.address))}{way}.", file=sys.stderr, flush=True)
 
 
 def version() -> str:

@@ -23,9 +23,14 @@ from runtime.config import (
     Speculation,
 )
 from runtime.errors import InvalidSetting
+from runtime.remote.config import RemoteConfig, parse_address
 
 PREFIX = "FULLREAD_"
 _ELSEWHERE = frozenset({"FULLREAD_CONFIG"})  # read here, but no setting of its own
+_HERE_ALONE = (
+    *("draft_model", "device", "dtype", "mode", "hardware", "threads", "gamma", "budget", "chunk_size"),
+    *("retrieval", "drafter", "draft_cache", "plain"),
+)  # what an engine elsewhere decides by itself
 _SPECULATION, _SAMPLING, _REQUEST = Speculation(), Sampling(), Request()
 
 
@@ -43,6 +48,8 @@ class Settings:
     dtype: DtypeChoice = "auto"
     mode: ModeChoice = "auto"
     hardware: Path | None = None
+    engine: str | None = None
+    engine_key: str | None = field(default=None, repr=False)
     threads: int | None = None
     gamma: int | None = _SPECULATION.gamma
     budget: int | None = _SPECULATION.budget
@@ -69,6 +76,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         self.engine_config()
+        self._check_engine()
         self.request()
         if not 0 <= self.port <= 65535:
             raise InvalidSetting("port", self.port, "0 (any free one) to 65535")
@@ -76,6 +84,16 @@ class Settings:
             raise InvalidSetting("api-key", self.api_key, "a key that is not blank")
         if not self.is_loopback and self.api_key is None:
             raise OpenDoor(self.host)
+
+    def _check_engine(self) -> None:
+        if self.engine is None:
+            return
+        parse_address(self.engine)
+        if self.engine_key is not None and not (self.engine_key.isascii() and self.engine_key.isprintable()):
+            raise InvalidSetting("engine-key", "(not shown)", "a key of plain characters")
+        for name in _HERE_ALONE:
+            if getattr(self, name) != Settings.__dataclass_fields__[name].default:
+                raise InvalidSetting(name.replace("_", "-"), getattr(self, name), "nothing beside engine")
 
     @property
     def is_loopback(self) -> bool:
@@ -93,7 +111,7 @@ class Settings:
     @property
     def needs_hub(self) -> bool:
         """Whether a model on the Hugging Face hub is asked for, so that the hub may be contacted."""
-        return any(_is_hub_id(model) for model in (self.model, self.draft_model) if model)
+        return self.engine is None and any(_is_hub_id(model) for model in (self.model, self.draft_model) if model)
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(
@@ -117,6 +135,13 @@ class Settings:
                 enabled=not self.plain,
             ),
         )
+
+    def remote_config(self) -> RemoteConfig | None:
+        """The engine elsewhere, if one is named. The default model is no name of what runs there."""
+        if self.engine is None:
+            return None
+        model = None if self.model == Settings.__dataclass_fields__["model"].default else self.model
+        return RemoteConfig(parse_address(self.engine), self.cache_dir, model, self.context, self.engine_key)
 
     def sampling(self) -> Sampling:
         return Sampling(

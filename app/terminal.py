@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterable
 from typing import TextIO
 
-from app.amounts import moved
+from app.amounts import moved, tokens_read
 from app.assistant import Answer
 from app.naming import shown
 from app.sources import Source
@@ -150,7 +150,7 @@ def costs_line(answer: Answer) -> str:
         f"{stats.tokens_per_second:.1f} tokens/s",
         *accepted,
         *moved(stats),
-        f"{stats.cached_tokens:,} cached + {stats.new_tokens:,} new tokens",
+        tokens_read(stats),
         f"{shown(answer.model)}, {answer.mode}",
     ]
     return " · ".join(parts)

@@ -103,6 +103,74 @@ class ExtraMissing(EngineError):
         self.what, self.package, self.extra = what, package, extra
 
 
+class ServerError(EngineError):
+    """Root of what is wrong with an engine elsewhere, at `url`."""
+
+    def __init__(self, url: str, *particulars: object) -> None:
+        super().__init__(url, *particulars)
+        self.url = url
+
+
+class ServerUnreachable(ServerError):
+    """The server at `url` does not answer."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(url, reason)
+        self.reason = reason
+
+
+class ServerKeyRefused(ServerError):
+    """The server at `url` wants a key, or another one than was given."""
+
+    def __init__(self, url: str, has_key: bool) -> None:
+        super().__init__(url, has_key)
+        self.has_key = has_key
+
+
+class ServerRefused(ServerError):
+    """The server at `url` did not do what it was asked for; `reason` are its own words."""
+
+    def __init__(self, url: str, status: int, reason: str) -> None:
+        super().__init__(url, status, reason)
+        self.status, self.reason = status, reason
+
+
+class ServerLost(ServerError):
+    """The connection to the server at `url` ended in the middle of an answer."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(url, reason)
+        self.reason = reason
+
+
+class ServerModelUnclear(ServerError):
+    """The server at `url` has several models or none, and `model` ("": none was named) is not among them."""
+
+    def __init__(self, url: str, model: str, served: tuple[str, ...]) -> None:
+        super().__init__(url, model, served)
+        self.model, self.served = model, served
+
+
+class TokenizerNeeded(ServerError):
+    """The server at `url` has no tokenizer that leaves a document's text alone."""
+
+    def __init__(self, url: str, model: str) -> None:
+        super().__init__(url, model)
+        self.model = model
+
+
+class TokenizerDiffers(ServerError):
+    """The server at `url` has other token ids for a text than the tokenizer of `named`."""
+
+    def __init__(self, url: str, model: str, named: str) -> None:
+        super().__init__(url, model, named)
+        self.model, self.named = model, named
+
+
+class ContextUnknown(ServerError):
+    """The server at `url` does not say how many tokens it takes."""
+
+
 class RivalFailed(EngineError):
     """Another implementation that is measured beside ours stopped, or cannot run the model."""
 

@@ -9,11 +9,17 @@ from app.ui import markup
 if TYPE_CHECKING:
     from runtime.engine import EngineFacts
     from runtime.memory import Placed
+    from runtime.remote.engine import RemoteFacts
 
-_MODES = {"gpu": "on the graphics card", "offload": "graphics card and memory", "cpu": "on the CPU"}
+_MODES = {
+    "gpu": "on the graphics card",
+    "offload": "graphics card and memory",
+    "cpu": "on the CPU",
+    "remote": "on another engine",
+}
 
 
-def head(facts: "EngineFacts") -> str:
+def head(facts: "EngineFacts | RemoteFacts") -> str:
     """The name of the product, the model and where it runs; particulars and notes in a panel that opens."""
     model, mode = markup.name(facts.model), _MODES.get(facts.mode, markup.text(facts.mode))
     return (
@@ -22,7 +28,7 @@ def head(facts: "EngineFacts") -> str:
         f'<span class="engine-mode">{mode}</span>'
         f'<span class="engine-why">{markup.text(facts.mode_reason)}</span></summary>'
         f'<div class="engine-panel"><p>{markup.text(facts.mode_reason)}</p>'
-        f"{_particulars(facts)}{_plan(facts.placed)}{notes(facts)}</div>"
+        f"{_particulars(facts)}{_plan(None if facts.mode == 'remote' else facts.placed)}{notes(facts)}</div>"
         '</details><button type="button" class="new-chat" data-act="new">New chat</button>'
         '<nav class="views" aria-label="Parts of the page">'
         '<button type="button" data-local="view" data-view="documents">Documents</button>'
@@ -31,20 +37,36 @@ def head(facts: "EngineFacts") -> str:
     )
 
 
-def notes(facts: "EngineFacts") -> str:
+def notes(facts: "EngineFacts | RemoteFacts") -> str:
     """What a person must be told about this model, the starter's honest limits for one."""
     return "".join(f'<p class="note">{markup.text(note)}</p>' for note in facts.notes)
 
 
-def _particulars(facts: "EngineFacts") -> str:
-    rows = [
+def _particulars(facts: "EngineFacts | RemoteFacts") -> str:
+    rows = _elsewhere(facts) if facts.mode == "remote" else _here(facts)
+    return "<dl>" + "".join(f"<dt>{term}</dt><dd>{markup.text(said)}</dd>" for term, said in rows) + "</dl>"
+
+
+def _elsewhere(facts: "RemoteFacts") -> list[tuple[str, str]]:
+    known = f" ({facts.server})" if facts.server != "other" else ""
+    return [
+        ("Model", facts.model),
+        ("Engine", f"{facts.url}{known}"),
+        ("Tokenizer", facts.tokenizer),
+        ("Pages of an answer", "not available from this engine"),
+        ("Accepted drafts", "not available from this engine"),
+        ("Reads at most", f"{facts.context:,} tokens"),
+    ]
+
+
+def _here(facts: "EngineFacts") -> list[tuple[str, str]]:
+    return [
         ("Model", facts.model),
         ("Architecture", f"{facts.architecture}, {_millions(facts.parameters)} parameters"),
         ("Draft model", facts.draft_model or "none: it drafts from the documents' own words"),
         ("Runs on", f"{facts.device}, {facts.dtype}, {markup.amount(facts.threads, 'thread')}"),
         ("Reads at most", f"{facts.context:,} tokens (trained for {facts.trained_context:,})"),
     ]
-    return "<dl>" + "".join(f"<dt>{term}</dt><dd>{markup.text(said)}</dd>" for term, said in rows) + "</dl>"
 
 
 def _plan(placed: "Placed | None") -> str:

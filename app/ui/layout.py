@@ -9,6 +9,7 @@ from app.ui import engine, reader
 
 if TYPE_CHECKING:
     from runtime.engine import EngineFacts
+    from runtime.remote.engine import RemoteFacts
 
 # Every click and change inside one of our HTML parts comes back as the event `act`, with the data attributes
 # of the element; `page.js` gathers them. The template names `value` as a variable: it is never evaluated.
@@ -45,7 +46,7 @@ class Parts:
     beat: Any
 
 
-def place(facts: "EngineFacts") -> Parts:
+def place(facts: "EngineFacts | RemoteFacts") -> Parts:
     """Make the components, inside an open `gr.Blocks`."""
     head = _live("head", engine.head(facts))
     with gr.Row(elem_id="columns"):

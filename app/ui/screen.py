@@ -11,6 +11,7 @@ from app.ui.intake import Tray
 
 if TYPE_CHECKING:
     from runtime.engine import EngineFacts
+    from runtime.remote.engine import RemoteFacts
 
 _SUGGESTIONS = (
     "Summarise the documents, section by section.",
@@ -64,7 +65,7 @@ class Screen:
     may_stop: bool
 
 
-def draw(state: State, facts: "EngineFacts") -> Screen:
+def draw(state: State, facts: "EngineFacts | RemoteFacts") -> Screen:
     exchanges = state.view.chat.exchanges
     newest = exchanges[-1] if exchanges else None
     is_running = newest is not None and newest.is_running
@@ -76,17 +77,20 @@ def draw(state: State, facts: "EngineFacts") -> Screen:
         chats=documents.chats(state.view),
         finished=transcript.finished(ended) if exchanges else welcome(state, facts),
         running=transcript.running(newest, len(ended)) if newest is not None and is_running else "",
-        hint=f"<p>{obstacle}</p>" if obstacle else _PRIVACY,
+        hint=f"<p>{obstacle}</p>" if obstacle else _privacy(facts),
         announcement=f'<div role="status">{transcript.announcement(newest)}</div>',
         may_send=obstacle is None,
         may_stop=is_running,
     )
 
 
-_PRIVACY = "<p>Nothing is sent to the internet.</p>"
+def _privacy(facts: "EngineFacts | RemoteFacts") -> str:
+    if facts.mode == "remote":
+        return f"<p>Documents and questions go to {markup.text(facts.url)}.</p>"
+    return "<p>Nothing is sent to the internet.</p>"
 
 
-def welcome(state: State, facts: "EngineFacts") -> str:
+def welcome(state: State, facts: "EngineFacts | RemoteFacts") -> str:
     """What an empty chat says: what to do first, or what to ask; and what to expect of the model."""
     ready = [entry for entry in state.entries if entry.is_chosen]
     if ready:
@@ -96,10 +100,11 @@ def welcome(state: State, facts: "EngineFacts") -> str:
         )
         lead += "</ul>"
     else:
+        pages = "" if facts.mode == "remote" else ", and shows the pages each answer rests on"
         lead = (
             "<h2>Ask about whole documents</h2>"
             "<p>Drop a PDF, a text or a folder of code. Fullread reads all of it, not excerpts, "
-            f"up to {state.meter.limit:,} tokens at once, and shows the pages each answer rests on.</p>"
+            f"up to {state.meter.limit:,} tokens at once{pages}.</p>"
         )
     return f'<section class="welcome">{lead}{engine.notes(facts)}</section>'
 

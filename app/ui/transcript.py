@@ -2,7 +2,7 @@
 
 import re
 
-from app.amounts import moved
+from app.amounts import moved, tokens_read
 from app.assistant import Answer
 from app.sources import Source
 from app.ui import markup
@@ -146,6 +146,5 @@ def _stats(stats: Stats) -> str:
         said.append(f"{stats.tokens_per_second:,.1f} tokens/s")
     if stats.levels and stats.levels[0].rounds:
         said.append(f"{stats.levels[0].accepted_per_round:.1f} accepted per round")
-    said.extend(moved(stats))
-    said.append(f"{stats.cached_tokens:,} cached + {stats.new_tokens:,} new tokens")
+    said += [*moved(stats), tokens_read(stats)]
     return " · ".join(said)

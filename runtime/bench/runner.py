@@ -81,13 +81,13 @@ class Ours:
         self._session = None  # its memory first
         self._session = self._new_session(self._n_tokens)
         self._session.eos_ids = frozenset()
-        return self._run(Speculation(enabled=False), ids, Sampling(temperature=0), 1).stats.prefill_seconds
+        return self._run(Speculation(enabled=False), ids, Sampling(temperature=0), 1).stats.prefill_seconds or 0.0
 
     def answer(self, system: str, ids: Sequence[int], sampling: Sampling, n_tokens: int) -> Timed:
         end = self._run(self._speculations[system], ids, sampling, n_tokens)
         stats = end.stats
         # From the end of prefill on: `decode_seconds` alone begins with the first round, whose tokens would be free.
-        seconds = stats.first_token_seconds - stats.prefill_seconds + stats.decode_seconds
+        seconds = stats.first_token_seconds - (stats.prefill_seconds or 0.0) + stats.decode_seconds
         return Timed(end.token_ids, seconds, stats.levels, stats.moved_bytes_per_token)
 
     def overlaps(self) -> tuple[Overlap, ...]:

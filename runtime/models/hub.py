@@ -32,6 +32,15 @@ def cached(model: str, cache_dir: Path) -> Path | None:
     return None
 
 
+def tokenizer_folder(model: str, cache_dir: Path) -> Path | None:
+    """The snapshot of `model` on this machine, if its tokenizer is in it, weights or none; contacts nothing."""
+    for cache in (_own_cache(cache_dir), Path(HF_HUB_CACHE)):
+        snapshot = _snapshot(cache, model)
+        if snapshot is not None and any((snapshot / name).is_file() for name in TOKENIZERS):
+            return snapshot
+    return None
+
+
 def fetch(model: str, cache_dir: Path, progress: Report) -> Path:
     """Download the snapshot of `model` (what is there already is not fetched again); its folder.
 

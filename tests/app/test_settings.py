@@ -44,7 +44,7 @@ def test_every_setting_can_come_from_each_place(config):
         "seed": "5", "max_tokens": "9", "password": "p", "data_dir": "somewhere", "host": "::1",
         "port": "0", "api_key": "k", "no_setup": "1",
     }  # fmt: skip
-    assert set(values) == set(Settings.__dataclass_fields__)
+    assert set(values) | {"engine", "engine_key"} == set(Settings.__dataclass_fields__)  # not beside those above
     from_line = resolve(values, config(""))
     from_environment = resolve({}, config("") | {f"FULLREAD_{name.upper()}": v for name, v in values.items()})
     from_file = resolve({}, config("".join(f'{name.replace("_", "-")} = "{v}"\n' for name, v in values.items())))
@@ -134,7 +134,7 @@ def test_loopback_needs_no_key(host):
 
 def test_secrets_are_not_shown():
     """Printing the settings gives away neither key nor password."""
-    assert "hush" not in repr(Settings(api_key="hush", password="hush"))
+    assert "hush" not in repr(Settings(api_key="hush", password="hush", engine_key="hush"))
 
 
 def test_only_a_hub_model_needs_the_hub(tmp_path):
