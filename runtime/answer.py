@@ -4,19 +4,28 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from runtime.choices import SeededChoices
 from runtime.config import Request
 from runtime.detokenize import StopStrings, StreamDecoder
 from runtime.events import Emission, FinishReason
 from runtime.logprobs import token_logprobs
+from runtime.stats import Spent
 
 
 class Answer:
-    """Takes rounds of tokens until an end-of-turn id, a stop string or the token limit ends it."""
+    """Takes rounds of tokens until an end-of-turn id, a stop string or the token limit ends it.
+
+    It outlives the session that works on it: another goes on from its `ids`, with the same `choices`. Numbers drawn
+    once are not drawn again, so what follows is independent of what was emitted but through the target; a seed fixes
+    an answer only where one session made all of it.
+    """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], eos_ids: frozenset[int], request: Request) -> None:
         self.ids: list[int] = []
         self.text = ""
         self.reason: FinishReason | None = None
+        self.choices = SeededChoices(request.sampling.seed)
+        self.spent = Spent()
         self._eos_ids = eos_ids
         self._max_tokens = request.max_tokens
         self._n_top = request.logprobs
@@ -25,6 +34,8 @@ class Answer:
 
     def take(self, tokens: Sequence[int], logits: Tensor) -> Emission:
         """The next round's tokens, drawn from `logits` [tokens or more, vocab]; those behind the end are dropped."""
+        # First what may run out of memory: then either all of the round is taken or nothing.
+        logprobs = () if self._n_top is None else token_logprobs(logits[: len(tokens)], tokens, self._n_top)
         before = len(self.ids)
         delta = ""
         for token in tokens:
@@ -43,8 +54,7 @@ class Answer:
             delta += self._rest()
         self.text += delta
         taken = self.ids[before:]
-        logprobs = () if self._n_top is None else token_logprobs(logits[: len(taken)], taken, self._n_top)
-        return Emission(delta, tuple(taken), logprobs)
+        return Emission(delta, tuple(taken), logprobs[: len(taken)])
 
     def end(self, reason: FinishReason) -> Emission:
         """End it where it stands; gives the text still held back."""

@@ -45,6 +45,13 @@ class Emission:
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """What a person must be told while an answer is made, in one sentence. The answer goes on."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """A run of prompt tokens `[start, end)` that the answer's attention used, with its weight (not normalised)."""
 
@@ -68,4 +75,4 @@ class Finished:
     evidence: tuple[Span, ...] = ()
 
 
-Event = Progress | Emission | Finished
+Event = Progress | Emission | Notice | Finished

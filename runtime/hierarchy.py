@@ -72,27 +72,31 @@ def compose(
     sampling: Sampling,
     choices: Choices,
     costs: LevelCosts,
+    answer_start: int | None = None,
 ) -> Drafter:
-    """The drafter for the target over its full cache, after the prompt `ids`; raises `InvalidSetting`.
+    """The drafter for the target over its full cache, after `ids`; raises `InvalidSetting`.
+
+    `answer_start`: how many of `ids` are the prompt, where the answer was begun; else all.
 
     A long match of lookup comes first. Else, with a retrieval cache, the target over that cache drafts, drafted for
     in turn. While that is switched off, and without one, what lies below it drafts for the full cache directly: the
     draft model, else lookup. Each has its own pacing.
     """
     chosen = speculation.chosen_drafter(draft is not None)
+    start = len(ids) if answer_start is None else answer_start
     long = lookup = model = None
     if chosen in ("lookup", "merged"):
         grams, counts = Grams(ids), DraftCounts("lookup")
         long = CountedDrafter(LookupDrafter(ids, LONG_MATCH, grams), counts)
         lookup = CountedDrafter(LookupDrafter(ids, grams=grams), counts)
     if draft is not None and chosen in ("model", "merged"):
-        model = _model(draft, caches, ids, speculation, sampling, choices, target.spec)
+        model = _model(draft, caches, ids, speculation, sampling, choices, target.spec, start)
     levels: list[Drafter] = []
     if long is not None:
         levels.append(PacedDrafter(long, AdaptivePacing(LONGEST_DRAFT, costs.lookup, LONG_LOOKUP_ACCEPTANCE)))
     if caches.retrieval is not None:
         below = FirstDrafter(*filter(None, (long, model) if model else (lookup,)))
-        scorer = Scorer(caches.over_retrieval or target, caches.retrieval, sampling, answer_start=len(ids))
+        scorer = Scorer(caches.over_retrieval or target, caches.retrieval, sampling, answer_start=start)
         middle = SpeculativeDrafter("retrieval", scorer, below, speculation.inner_gamma, choices)
         levels.append(PacedDrafter(middle, AdaptivePacing(costs.most, costs.retrieval, RETRIEVAL_ACCEPTANCE)))
     if draft is not None and model is not None:
@@ -161,6 +165,7 @@ def _model(
     sampling: Sampling,
     choices: Choices,
     target: Spec,
+    answer_start: int,
 ) -> Drafter:
     """The draft model over its cache, which stands after all of `ids` but the last."""
     ranking = None
@@ -172,5 +177,5 @@ def _model(
     context = DraftContext(draft, store, ranking)
     context.follow(ids, len(ids) - 1)
     captured = captured_on_gpu(draft, store, store.capacity)
-    scorer = Scorer(captured, store, sampling, answer_start=len(ids))
+    scorer = Scorer(captured, store, sampling, answer_start=answer_start)
     return CountedDrafter(ModelDrafter(scorer, choices, context), DraftCounts("model"))

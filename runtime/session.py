@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from runtime.answer import Answer
-from runtime.choices import SeededChoices
 from runtime.config import LONGEST_DRAFT, Request, Speculation
 from runtime.drafter import Drafter, NoDrafter
 from runtime.errors import InvalidSetting
@@ -16,7 +15,7 @@ from runtime.evidence import attention_used
 from runtime.graphs import captured_on_gpu
 from runtime.hardware import CoresTaken, free_cores
 from runtime.hierarchy import LevelCosts, TargetCaches, compose, gains_by_retrieval, level_costs
-from runtime.kv.full import FullStore
+from runtime.kv.full import BytesMoved, FullStore
 from runtime.kv.queries import AnswerQueries, Both, RecentQueries
 from runtime.kv.retrieval import RetrievalStore
 from runtime.models.decoder import Forward
@@ -26,7 +25,7 @@ from runtime.prefill import block_length, prefill
 from runtime.prefix import common_prefix
 from runtime.scorer import Scorer
 from runtime.speculation import Tally, decode
-from runtime.stats import Stats
+from runtime.stats import Spent
 
 # Tokens whose attention is looked at: the newest of the prompt, which look up what they ask for, and the first of the
 # answer. On ten planted facts the page was first or second ten times, eight times by the answer's tokens alone.
@@ -69,21 +68,32 @@ class Session:
         self._over_retrieval: Forward | None = None  # kept with the cache: what is captured serves all answers
         self._taken = CoresTaken()
 
-    def answer(self, ids: Sequence[int], request: Request, cancel: threading.Event, asked_at: float) -> Iterator[Event]:
+    def answer(
+        self,
+        ids: Sequence[int],
+        request: Request,
+        cancel: threading.Event,
+        asked_at: float,
+        begun: Answer | None = None,
+    ) -> Iterator[Event]:
         """Prefill what is new of `ids`, then decode; `asked_at` is when the question came, by `perf_counter`.
 
+        `begun`: an answer to `ids` that a session broke off, to be gone on with behind the tokens it has.
         Raises `InvalidSetting` for a biased token that the model does not have.
         """
         ids = list(ids)
         self._check(request)
-        cached = min(common_prefix(self.tokens, ids), len(ids) - 1)
+        answer = begun or Answer(self._target.tokenizer.decode, self.eos_ids, request)
+        sequence, spent = [*ids, *answer.ids], answer.spent
+        cached = min(common_prefix(self.tokens, sequence), len(sequence) - 1)
+        if answer.ids and request.evidence_spans:  # the queries that evidence is computed from are seen again
+            cached = max(0, min(cached, len(ids) - 1 - QUESTION_TOKENS))
         self._cut(cached)
-        answer = Answer(self._target.tokenizer.decode, self.eos_ids, request)
+        spent.find_cached(min(cached, len(ids)))
         prefilling = time.perf_counter()
-        decoding = prefilling
+        decoding: float | None = None
         before = self._full.bytes_moved
-        if (needed := len(ids) + request.max_tokens + LONGEST_DRAFT + 1) > self._full.capacity:
-            self._full.reserve(needed + ROOM)
+        prefilled: BytesMoved | None = None
         tally = Tally("full")
         drafter: Drafter = NoDrafter()
         asked_from = max(cached, len(ids) - 1 - QUESTION_TOKENS)
@@ -92,37 +102,38 @@ class Session:
         observer = Both(self._recent, watched)
         try:
             self._use_threads(is_decoding=False)
-            yield from prefill(self.decoder, self._full, ids[:-1], cancel, observer, self._block)
+            if (needed := len(ids) + request.max_tokens + LONGEST_DRAFT + 1) > self._full.capacity:
+                self._full.reserve(needed + ROOM)
+            yield from prefill(self.decoder, self._full, sequence[:-1], cancel, observer, self._block)
             decoding = time.perf_counter()
-            first_at = last_at = decoding
             prefilled = self._full.bytes_moved
             self._use_threads(is_decoding=True)
-            if not cancel.is_set():
-                choices = SeededChoices(request.sampling.seed)
+            if answer.reason is None and not cancel.is_set():
                 drafts = self.speculation.drafts
                 if drafts:
-                    carried = self._full.carried_bytes(len(ids)) / self._bus if self._bus else 0.0
-                    costs = level_costs(self._target, self._draft, self.speculation, len(ids), carried)
+                    carried = self._full.carried_bytes(len(sequence)) / self._bus if self._bus else 0.0
+                    costs = level_costs(self._target, self._draft, self.speculation, len(sequence), carried)
                     retrieval = self._refreshed_retrieval(costs)
                     drafter = compose(
                         self.decoder,
                         self._draft.decoder if self._draft else None,
                         TargetCaches(self._full, self._recent, retrieval, self._over_retrieval),
-                        ids,
+                        sequence,
                         self.speculation,
                         request.sampling,
-                        choices,
+                        answer.choices,
                         costs,
+                        answer_start=len(ids),
                     )
                 scorer = Scorer(self.decoder, self._full, request.sampling, observer, answer_start=len(ids))
-                for result in decode(scorer, drafter, list(ids), FixedPacing(LONGEST_DRAFT if drafts else 0), choices):
+                pacing = FixedPacing(LONGEST_DRAFT if drafts else 0)
+                for result in decode(scorer, drafter, list(sequence), pacing, answer.choices):
                     tally.count(result)
                     if tally.rounds % LOOK_AROUND_EVERY == 0:
                         self._use_threads(is_decoding=True)
-                    last_at = time.perf_counter()
-                    if not answer.ids:
-                        first_at = last_at
-                    yield answer.take(result.tokens, scorer.logits)
+                    emission = answer.take(result.tokens, scorer.logits)
+                    spent.emit(time.perf_counter())
+                    yield emission
                     if answer.reason is not None or cancel.is_set():
                         break
             if answer.reason is None:
@@ -132,23 +143,24 @@ class Session:
             # Whatever happened, the tokens noted are those the store holds.
             self._full.cut(len(ids) + len(answer.ids))
             self.tokens = [*ids, *answer.ids][: self._full.length]
-        decoded = self._full.bytes_moved
+            spent.prefill_seconds += (decoding or time.perf_counter()) - prefilling
+            spent.count_levels((tally.stats(), *drafter.levels()))
+            decoded = self._full.bytes_moved
+            spent.decode_moved_bytes += sum(decoded.since(prefilled)) if prefilled else 0
+            self._count_bytes(spent, before)
         evidence = self._evidence(len(ids), answer, watched, request)
-        moved = self._full.bytes_moved.since(before)
-        stats = Stats(
-            prompt_tokens=len(ids),
-            cached_tokens=cached,
-            new_tokens=len(ids) - cached,
-            prefill_seconds=decoding - prefilling,
-            first_token_seconds=first_at - asked_at,
-            decode_tokens=len(answer.ids),
-            decode_seconds=last_at - first_at,
-            levels=(tally.stats(), *drafter.levels()),
-            to_device_bytes=moved.to_device,
-            from_device_bytes=moved.from_device,
-            decode_moved_bytes=sum(decoded.since(prefilled)),
-        )
+        self._count_bytes(spent, decoded)
+        stats = spent.stats(len(ids), len(answer.ids), asked_at, decoding)
         yield Finished(answer.reason or "cancelled", answer.text, tuple(answer.ids), stats, evidence)
+
+    def _count_bytes(self, spent: Spent, before: BytesMoved) -> None:
+        moved = self._full.bytes_moved.since(before)
+        spent.to_device_bytes += moved.to_device
+        spent.from_device_bytes += moved.from_device
+
+    def let_go(self) -> None:
+        """Give back all memory but that of the tokens held: the retrieval cache and what was captured over it."""
+        self._retrieval = self._over_retrieval = None
 
     def _check(self, request: Request) -> None:
         n_tokens = self._target.tokenizer.n_tokens
