@@ -264,6 +264,21 @@ def test_the_plan_decides_where_the_kv_cache_lies(engine: Engine, layers_on_gpu:
     built.close()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_on_a_card_offload_answers_as_the_card_alone(models: Path) -> None:
+    """One layer's KV cache of the three is streamed; plain and drafted."""
+    answers = []
+    for mode in ("gpu", "offload"):
+        for speculation in (SMALL, Speculation(enabled=False)):
+            built = assemble(config(models, device="cuda", mode=mode, speculation=speculation), lambda _: None)
+            assert built.facts.mode == mode
+            answers.append(ask(built, prompt(300), 40))
+            built.close()
+    assert len({answer.token_ids for answer in answers}) == 1
+    assert [answer.stats.to_device_bytes > 0 for answer in answers] == [False, False, True, True]
+
+
 def written_to(folder: Path) -> Path:
     """A file that describes a machine with a card."""
     path = folder / "machine.toml"
