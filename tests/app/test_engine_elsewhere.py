@@ -17,9 +17,11 @@ from app.cli import main
 from app.errors import SettingRefused
 from app.settings import Settings, resolve
 from app.ui import engine as head
+from app.ui import screen
 from runtime.errors import ServerLost
 from runtime.models.sources import default_cache_dir
 from runtime.remote.own_tokenizer import own_tokenizer
+from tests.app.test_page_html import entry, state
 from tests.runtime.servers import Script, serving
 
 NOWHERE = {"FULLREAD_CONFIG": "/nowhere"}
@@ -107,6 +109,10 @@ def test_the_page_shows_where_documents_go(settings: Settings) -> None:
     assert f"Documents and questions go to {settings.engine}" in shown
     assert shown.count("not available from this engine") == 2
     assert "parameters" not in shown
+    asking, empty = screen.draw(state(entry()), facts), screen.draw(state(), facts)
+    assert asking.hint == f"<p>Documents and questions go to {settings.engine}.</p>"
+    assert "Drop a PDF" in empty.finished
+    assert "the pages each answer rests on" not in empty.finished
 
 
 @pytest.mark.parametrize(
