@@ -82,7 +82,7 @@ def _ask_all(
     questions: tuple[str, ...], assistant: Assistant, progress: ProgressLine, stdout: TextIO, as_json: bool
 ) -> int:
     chat = assistant.new_chat()
-    told = False  # what the notes say of one answer they say of the next
+    told: set[str] = set()  # what a note says of one answer it mostly says of the next
     for number, question in enumerate(questions):
         if len(questions) > 1 and not as_json:
             gap = "\n" if number else ""
@@ -90,10 +90,10 @@ def _ask_all(
         cancel = threading.Event()
         with _cancelled_by_interrupt(cancel):
             answer = _show(assistant.ask(chat, question, cancel), progress, stdout, as_json)
-        if not told:
-            for note in answer.notes:
+        for note in answer.notes:
+            if note not in told:
                 progress.note(note)
-            told = bool(answer.notes)
+        told.update(answer.notes)
         if answer.finish_reason == "cancelled":
             progress.note("Stopped.")
             return INTERRUPTED

@@ -21,7 +21,7 @@ from ingest.read import read
 from ingest.selection import parse_pages
 from runtime.config import Request, Sampling
 from runtime.errors import ContextExceeded
-from runtime.events import Emission, Finished, FinishReason, Progress
+from runtime.events import Emission, Finished, FinishReason, Notice, Progress
 from runtime.stats import Stats
 
 if TYPE_CHECKING:
@@ -185,6 +185,7 @@ class Assistant:
         cancel: threading.Event,
     ) -> Iterator[Progress | Emission | Answer]:
         generated: tuple[int, ...] = ()
+        notes: list[str] = []
 
         def keep(ids: tuple[int, ...]) -> None:
             if ids:
@@ -198,10 +199,12 @@ class Assistant:
                     case Finished():
                         generated = ()
                         keep(event.token_ids)
-                        yield self._finish(event, prompt, parts, request)
+                        yield self._finish(event, prompt, parts, request, notes)
                     case Emission():
                         generated += event.token_ids
                         yield event
+                    case Notice():
+                        notes.append(event.sentence)
                     case _:
                         yield event
         finally:
@@ -209,7 +212,7 @@ class Assistant:
                 events.close()
             keep(generated)  # of an answer that was broken off before its end
 
-    def _finish(self, end: Finished, prompt: Prompt, parts: list[Chosen], request: Request) -> Answer:
+    def _finish(self, end: Finished, prompt: Prompt, parts: list[Chosen], request: Request, notes: list[str]) -> Answer:
         note = self._engine.rope_note(len(prompt.ids) + request.max_tokens)
         return Answer(
             text=end.text,
@@ -218,7 +221,7 @@ class Assistant:
             stats=end.stats,
             mode=self.facts.mode,
             model=self.facts.model,
-            notes=(note,) if note else (),
+            notes=(*notes, *filter(None, (note,))),
         )
 
     def _fill(self, entry: Entry, document: Document) -> Entry:

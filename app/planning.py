@@ -10,11 +10,11 @@ from app.plan_words import neighbour, on_device, place, speed, streamed
 from app.settings import Settings
 from runtime.catalogue import Entry, load_catalogue
 from runtime.config import Wishes
-from runtime.engine import pair_of
 from runtime.errors import InvalidSetting, OutOfMemory
 from runtime.footprint import Pair
 from runtime.hardware import Hardware
 from runtime.hardware_file import known_hardware, written
+from runtime.loading import pair_of
 from runtime.memory import Placed, any_way, placed, plan, plan_longest
 from runtime.models.load import ModelFacts, read_facts
 from runtime.models.rope import longest_context

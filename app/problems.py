@@ -149,6 +149,12 @@ def _explain_answering(error: answering.EngineError) -> Problem:
                 f"{_begun(_reason(what))} needs {_memory(needed)} of memory; {_memory(free)} are free.",
                 f"Choose a smaller model or {shorter}, or close other programs.",
             )
+        case answering.MemoryRanOut(n_tokens=n_tokens, mode=mode, free_bytes=free):
+            return Problem(
+                f"Memory ran out in mode {mode} while up to {n_tokens:,} tokens were held ({_size(free, 'bytes')} are "
+                "free again), and no other way to run the model has room.",
+                "Choose fewer pages or a smaller model, or close other programs, and ask again.",
+            )
         case answering.NoSuchDevice(device=device, found=found):
             return Problem(
                 f"This machine has no device {shown(device)} that can be used; found: {_reason(found)}.",

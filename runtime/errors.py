@@ -79,6 +79,14 @@ class OutOfMemory(EngineError):
         self.fitting_context = fitting_context
 
 
+class MemoryRanOut(EngineError):
+    """Memory ran out in the midst of an answer for up to `n_tokens`, and there is no other way to run the model."""
+
+    def __init__(self, n_tokens: int, mode: str, free_bytes: int) -> None:
+        super().__init__(n_tokens, mode, free_bytes)
+        self.n_tokens, self.mode, self.free_bytes = n_tokens, mode, free_bytes
+
+
 class NoSuchDevice(EngineError):
     """A device was asked for that this machine does not have."""
 

@@ -1,5 +1,6 @@
 """What this machine has, as far as choosing where to run goes: asked of it, or read from a file in its place."""
 
+import gc
 import os
 import shutil
 import time
@@ -15,6 +16,15 @@ from runtime.rates import kept_rates
 
 GpuKind = Literal["cuda", "rocm", "mps"]
 FIRST_WITH_BFLOAT16 = 8.0  # compute capability; older cards only imitate it
+
+# The allocators of a processor (Linux, Windows) and of pinned memory, the libraries of a card.
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "CUDA error: out of memory",
+    "CUDA out of memory",
+    "ALLOC_FAILED",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,20 @@ def count_cores() -> int:
 def free_bytes(device: torch.device) -> int:
     """Memory of `device`, a card or the processor, that is free now."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else int(psutil.virtual_memory().available)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, of a card or of the processor; PyTorch says the latter by a plain `RuntimeError`."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+def release_cached() -> None:
+    """Give back to the system what nothing holds any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _cuda_cards(cache_dir: Path) -> tuple[Gpu, ...]:

@@ -53,6 +53,13 @@ def plan(hardware: Hardware, pair: Pair, context: int, wishes: Wishes, choice: C
     raise _too_little(allowed, context, None)
 
 
+def worse(hardware: Hardware, pair: Pair, context: int, wishes: Wishes, failed: Plan) -> tuple[Plan, ...]:
+    """The ways behind the one that `failed` that can be run, as wished, and fit; the best first."""
+    found = ways(hardware, pair, context, wishes)
+    place = next((place for place, way in enumerate(found) if way.is_like(failed)), -1)
+    return tuple(way for way in found[place + 1 :] if way.has_runtime and way.fits and _is_wished(way, wishes))
+
+
 def plan_longest(hardware: Hardware, pair: Pair, most: int, wishes: Wishes, choice: Choice = has_runtime) -> Plan:
     """The plan for the longest sequences that fit, of `most` tokens or of a half of that, a quarter, and so on; raises
     as `plan` does where even short ones do not fit."""

@@ -65,6 +65,10 @@ class Plan:
     def fits(self) -> bool:
         return self.missing_bytes == 0
 
+    def is_like(self, other: "Plan") -> bool:
+        """Whether it is the same way, of whatever sizes."""
+        return (self.mode, self.streamed.weights > 0) == (other.mode, other.streamed.weights > 0)
+
     @property
     def has_runtime(self) -> bool:
         """Streamed weights are planned, and run nowhere yet."""

@@ -39,6 +39,7 @@ class _Listeners:
     def connect(self, blocks: Any, parts: Parts) -> None:
         quiet = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
         outputs = [
+            parts.head,
             parts.shelf,
             parts.meter,
             parts.chats,

@@ -54,6 +54,7 @@ class State:
 class Screen:
     """The HTML of each part of the page, and whether Send and Stop are offered."""
 
+    head: str
     shelf: str
     meter: str
     chats: str
@@ -72,6 +73,7 @@ def draw(state: State, facts: "EngineFacts | RemoteFacts") -> Screen:
     ended = exchanges[:-1] if is_running else exchanges
     obstacle = state.obstacle
     return Screen(
+        head=engine.head(facts),
         shelf=documents.shelf(state.entries, state.tray),
         meter=documents.meter(state.meter) if state.entries else "",
         chats=documents.chats(state.view),

@@ -62,7 +62,7 @@ def _body(exchange: Exchange, at: int) -> str:
         case "waiting":
             return '<p class="pending"><span class="pulse" aria-hidden="true"></span>Getting ready…</p>'
         case "prefill":
-            return _prefill(exchange.progress) if exchange.progress else ""
+            return words + (_prefill(exchange.progress) if exchange.progress else "")
         case "answering":
             return words or '<p class="pending"><span class="pulse" aria-hidden="true"></span>Writing…</p>'
         case "failed":
@@ -74,7 +74,10 @@ def _body(exchange: Exchange, at: int) -> str:
 def _prefill(progress: Progress) -> str:
     per_cent = _per_cent(progress)
     what = "Reading the documents" if progress.total > _A_QUESTION else "Reading the question"
-    particulars = [f"{progress.done:,} of {markup.amount(progress.total, 'token')}"]
+    unit = "token"
+    if progress.stage == "load":
+        what, unit = "Loading the model anew", "layer"
+    particulars = [f"{progress.done:,} of {markup.amount(progress.total, unit)}"]
     if progress.per_second > 0:
         particulars.append(f"{progress.per_second:,.0f} tokens/s")
     if progress.seconds_left is not None:

@@ -249,8 +249,9 @@ def test_a_card_that_is_in_a_file_alone_is_not_run_on(models: Path, tmp_path: Pa
 
 def offloading(engine: Engine, layers_on_gpu: int) -> Engine:
     """The twin on a processor of what a plan for a card asks for: the same models, the KV cache passing a bus."""
-    found = plan(machine(64, 24), Pair(engine._target.spec), 2048, Wishes(mode="offload"))
-    return Engine(engine.facts, engine._target, None, SMALL, replace(found, layers_on_gpu=layers_on_gpu))
+    found = plan(machine(64, 24), Pair(engine._loaded.target.spec), 2048, Wishes(mode="offload"))
+    loaded = replace(engine._loaded, plan=replace(found, layers_on_gpu=layers_on_gpu))
+    return Engine(engine.facts, loaded, SMALL, lambda *_: None)
 
 
 @pytest.mark.parametrize("layers_on_gpu", [0, 1, 2])
@@ -302,7 +303,7 @@ def test_a_default_context_shrinks_to_the_memory_there_is(models: Path, monkeypa
     wishes = Wishes(dtype="float32", speculation=SMALL)
     plans = [plan(machine(), Pair(spec), context, wishes) for context in (4096, 8192)]
     needed = sum(chosen.bytes.total for chosen in plans) // 2
-    monkeypatch.setattr("runtime.engine.known_hardware", lambda *_: replace(machine(), ram_free_bytes=needed))
+    monkeypatch.setattr("runtime.loading.known_hardware", lambda *_: replace(machine(), ram_free_bytes=needed))
     built = assemble(config(models, context=None), lambda _: None)
     assert built.facts.context == 4096
     built.close()

@@ -1,0 +1,175 @@
+"""Models found, and loaded in the best way that works: on from one way to the next where memory runs out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from runtime.config import EngineConfig
+from runtime.errors import HardwareRefused, InvalidSetting, OutOfMemory, VocabularyMismatch
+from runtime.events import Progress
+from runtime.footprint import Pair
+from runtime.hardware import Hardware, free_bytes, is_out_of_memory, release_cached
+from runtime.hardware_file import known_hardware
+from runtime.memory import Placed, placed, plan, plan_longest, worse
+from runtime.models.decoder import Decoder
+from runtime.models.load import Model, ModelFacts, load_model, packed_bytes, read_facts
+from runtime.models.rope import longest_context
+from runtime.models.sources import Source, locate
+from runtime.passes import pass_costs
+from runtime.tokenizer import Tokenizer
+from runtime.ways import Plan
+
+STARTER_NOTE = (
+    "The starter model has 135 million parameters: it shows that everything works. It finds a fact in about three "
+    "pages, and is no reader of books; choose a larger model for real work."
+)
+PACKED_NOTE = (
+    "Weights that are stored in four or eight bits answer in that form, rounded to bfloat16; --dtype float32 is exact."
+)
+
+Report = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A model that is on the disk."""
+
+    source: Source
+    facts: ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The models, loaded as a plan says; `notes` are what a person must be told of them, `placed` the ways beside."""
+
+    plan: Plan
+    target: Model
+    draft: Model | None = None
+    notes: tuple[str, ...] = ()
+    placed: Placed | None = None
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.plan.dtype).removeprefix("torch.")
+
+
+NextWay = Callable[[Loaded, int, Report], Loaded | None]
+"""The next worse way than one that ran out of memory, for sequences of so many tokens; None where there is none."""
+
+
+def find(config: EngineConfig, threads: int, progress: Report) -> "Loader":
+    """What `config` names, downloaded where allowed; raises `EngineError`."""
+    target = _find(config, config.model, progress)
+    draft = _find(config, config.draft_model, progress) if config.draft_model is not None else None
+    if draft is not None:
+        _check_vocabularies(config, target.facts.tokenizer, draft.facts.tokenizer)
+    return Loader(config, target, draft, threads)
+
+
+def _find(config: EngineConfig, model: str, progress: Report) -> Found:
+    source = locate(model, config.cache_dir, config.allow_download, progress)
+    return Found(source, read_facts(source, config.cache_dir))
+
+
+class Loader:
+    """Loads a target and its draft model, in one way after another."""
+
+    def __init__(self, config: EngineConfig, target: Found, draft: Found | None, threads: int) -> None:
+        self.target, self.draft = target, draft
+        self._config, self._threads = config, threads
+        drafts = (draft.source, draft.facts) if draft is not None else (None, None)
+        self._pair = pair_of(target.source, target.facts, *drafts)
+
+    def first(self, progress: Report) -> Loaded:
+        """In the best way that fits, by the plan and in truth; raises `EngineError`."""
+        best = self._planned()
+        chosen = best.chosen
+        try:
+            return self._load(best, progress)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        following = self._next(chosen, chosen.context, progress, None)
+        if following is None:
+            raise OutOfMemory(chosen.bytes.total, free_bytes(chosen.device), f"the model in mode {chosen.mode}")
+        return following
+
+    def next(self, loaded: Loaded, n_tokens: int, progress: Report) -> Loaded | None:
+        """In the next worse way that fits `n_tokens` now and as wished; weights that lie right stay where they are."""
+        return self._next(loaded.plan, n_tokens, progress, loaded)
+
+    def _next(self, failed: Plan, n_tokens: int, progress: Report, loaded: Loaded | None) -> Loaded | None:
+        hardware, wishes = self._hardware(loaded), self._config.wishes
+        for way in worse(hardware, self._pair, n_tokens, wishes, failed):
+            if loaded is not None and (loaded.plan.device, loaded.plan.dtype) == (way.device, way.dtype):
+                return replace(loaded, plan=way, placed=placed(way, hardware, self._pair, wishes))
+            release_cached()
+            try:
+                return self._load(placed(way, hardware, self._pair, wishes), progress)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+        return None
+
+    def _hardware(self, loaded: Loaded | None) -> Hardware:
+        """What there is, with what the loaded models take of it counted as free."""
+        hardware = known_hardware(self._config.hardware, self._config.cache_dir)
+        if loaded is None or self._config.hardware is not None:
+            return hardware
+        held = loaded.plan.bytes.weights + loaded.plan.bytes.draft
+        if loaded.plan.device.type == "cpu":
+            return replace(hardware, ram_free_bytes=hardware.ram_free_bytes + held)
+        cards = tuple(
+            replace(card, free_bytes=card.free_bytes + held) if card is hardware.gpu else card for card in hardware.gpus
+        )
+        return replace(hardware, gpus=cards)
+
+    def _load(self, place: Placed, progress: Report) -> Loaded:
+        chosen = place.chosen
+        target = self._model(self.target, chosen, progress)
+        draft = self._model(self.draft, chosen, progress) if self.draft is not None else None
+        return Loaded(chosen, target, draft, _notes(self.target.source, target.decoder), place)
+
+    def _model(self, found: Found, chosen: Plan, progress: Report) -> Model:
+        source, packs = found.source, self._config.wishes.packs
+        model = load_model(source, found.facts, chosen.dtype, chosen.device, progress, packs)
+        costs = pass_costs(model.decoder, str(source.path), self._config.cache_dir, self._threads)
+        return replace(model, passes=costs)
+
+    def _planned(self) -> Placed:
+        """What runs here; raises `HardwareRefused` where that is planned for a card that is in a file alone."""
+        config, facts = self._config, self.target.facts
+        most = longest_context(facts.config, facts.spec.trained_context)
+        if config.context is not None and config.context > most:
+            raise InvalidSetting("context", config.context, f"at most {most:,} tokens with this model")
+        hardware = known_hardware(config.hardware, config.cache_dir)
+        if config.context is None:
+            chosen = plan_longest(hardware, self._pair, most, config.wishes)
+        else:
+            chosen = plan(hardware, self._pair, config.context, config.wishes)
+        if config.hardware is not None and chosen.device.type == "cuda" and not torch.cuda.is_available():
+            raise HardwareRefused(str(config.hardware), "it describes a GPU that this machine does not have")
+        return placed(chosen, hardware, self._pair, config.wishes)
+
+
+def _notes(source: Source, decoder: Decoder) -> tuple[str, ...]:
+    is_packed = decoder.precision != decoder.dtype
+    return (STARTER_NOTE,) * (source.kind == "starter") + (PACKED_NOTE,) * is_packed
+
+
+def pair_of(source: Source, facts: ModelFacts, draft_source: Source | None, draft_facts: ModelFacts | None) -> Pair:
+    """What a plan must know of two models that were found."""
+    packed = packed_bytes(source, facts)
+    if draft_source is None or draft_facts is None:
+        return Pair(facts.spec, packed_bytes=packed)
+    return Pair(facts.spec, draft_facts.spec, packed, packed_bytes(draft_source, draft_facts))
+
+
+def _check_vocabularies(config: EngineConfig, target: Tokenizer, draft: Tokenizer) -> None:
+    ours, theirs = target.vocabulary, draft.vocabulary
+    if ours == theirs:
+        return
+    differing = sum(ours.get(token) != index for token, index in theirs.items())
+    reason = f"{len(ours):,} and {len(theirs):,} tokens, of which {differing:,} differ"
+    raise VocabularyMismatch(config.model, str(config.draft_model), reason)
