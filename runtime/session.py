@@ -86,7 +86,8 @@ class Session:
         answer = begun or Answer(self._target.tokenizer.decode, self.eos_ids, request)
         sequence, spent = [*ids, *answer.ids], answer.spent
         cached = min(common_prefix(self.tokens, sequence), len(sequence) - 1)
-        if answer.ids and request.evidence_spans:  # the queries that evidence is computed from are seen again
+        if spent.cached_tokens is not None and request.evidence_spans:
+            # A session was at it before: the queries that evidence is computed from are seen again.
             cached = max(0, min(cached, len(ids) - 1 - QUESTION_TOKENS))
         self._cut(cached)
         spent.find_cached(min(cached, len(ids)))
