@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from runtime.config import DRAFT_CHUNK, LONGEST_DRAFT, Speculation
+from runtime.hardware import Gpu
 from runtime.kv import retrieval, streaming
 from runtime.kv.host import KEPT
 from runtime.models.spec import Spec
@@ -105,17 +106,27 @@ def draft_bytes(pair: Pair, context: int, speculation: Speculation, dtype: torch
     return weights + n_tokens * draft.kv_bytes_per_token(dtype.itemsize) + means
 
 
-def activation_bytes(spec: Spec, block: int, context: int, dtype: torch.dtype, on_gpu: bool) -> int:
+def activation_bytes(spec: Spec, block: int, context: int, dtype: torch.dtype, gpu: Gpu | None) -> int:
     """What lives at once in the largest pass: a prompt block in a layer, or the logits of the longest draft.
 
-    A kernel that takes a mask gets one as numbers, too, of every new token against every held one.
+    On a card, layers that slide need a mask, and all others where there is no flash kernel: as numbers, too, of every
+    new token against every one seen.
     """
     heads, kv_heads = spec.n_heads * spec.head_dim, spec.n_kv_heads * spec.head_dim
     attention = 3 * spec.hidden_size + 5 * heads + 4 * kv_heads
     feed_forward = 3 * spec.hidden_size + 4 * spec.intermediate_size
-    mask = block * kv_tokens(context) * (1 + dtype.itemsize) if on_gpu else 0
+    mask = block * _masked_tokens(spec, block, context, dtype, gpu) * (1 + dtype.itemsize)
     in_block = block * max(attention, feed_forward) * dtype.itemsize + mask
     return max(in_block, LOGIT_COPIES * (LONGEST_DRAFT + 1) * spec.vocab_size * 4)
+
+
+def _masked_tokens(spec: Spec, block: int, context: int, dtype: torch.dtype, gpu: Gpu | None) -> int:
+    """The most tokens that a mask of a prompt block covers on a card."""
+    if gpu is None:
+        return 0
+    if dtype == torch.float32 or not gpu.has_bfloat16 or spec.head_dim % 8:  # PyTorch's flash kernel takes neither
+        return kv_tokens(context)
+    return max((min(kv_tokens(context), window + block) for window in spec.windows if window is not None), default=0)
 
 
 def captured_bytes(spec: Spec, context: int, speculation: Speculation, dtype: torch.dtype) -> int:

@@ -111,7 +111,7 @@ def _on_card(hardware: Hardware, gpu: Gpu, pair: Pair, context: int, dtype: torc
         retrieval_kv=retrieval_bytes(spec, context, speculation, dtype),
         draft=draft_bytes(pair, context, speculation, dtype, packed=False),
         buffers=captured_bytes(spec, context, speculation, dtype),
-        activations=activation_bytes(spec, block, context, dtype, on_gpu=True),
+        activations=activation_bytes(spec, block, context, dtype, gpu),
         cuda_context=CUDA_CONTEXT_BYTES,
         margin=MARGIN_BYTES,
     )
@@ -131,7 +131,7 @@ def _offloaded(hardware: Hardware, gpu: Gpu, whole: Plan, pair: Pair, wishes: Wi
         whole.bytes,
         full_kv=0,
         buffers=whole.bytes.buffers + buffered_kv_bytes(spec, context, dtype),
-        activations=activation_bytes(spec, block, context, dtype, on_gpu=True),
+        activations=activation_bytes(spec, block, context, dtype, gpu),
     )
     n_layers = max(0, min(spec.n_layers - 1, (gpu.free_bytes - least.total) // layer_kv))
     needed = replace(least, full_kv=n_layers * layer_kv)
@@ -155,7 +155,7 @@ def _all_streamed(hardware: Hardware, gpu: Gpu, whole: Plan, pair: Pair, wishes:
         weights=embedding_bytes(spec, dtype),
         full_kv=0,
         buffers=whole.bytes.buffers + buffered_kv_bytes(spec, context, dtype) + buffered_weight_bytes(spec, dtype),
-        activations=activation_bytes(spec, block, context, dtype, on_gpu=True),
+        activations=activation_bytes(spec, block, context, dtype, gpu),
     )
     streamed = Streamed(whole.bytes.weights - needed.weights, whole.bytes.full_kv)
     reason = (
@@ -198,7 +198,7 @@ def _on_processor(hardware: Hardware, pair: Pair, context: int, wishes: Wishes, 
         retrieval_kv=retrieval_bytes(spec, context, speculation, dtype),
         draft=draft_bytes(pair, context, speculation, dtype, wishes.packs),
         buffers=0,
-        activations=activation_bytes(spec, block, context, dtype, on_gpu=False),
+        activations=activation_bytes(spec, block, context, dtype, None),
         cuda_context=0,
         margin=MARGIN_BYTES,
     )

@@ -69,7 +69,7 @@ def test_people_read_the_plan_its_reason_and_its_neighbours(home):
     assert "24.0 GiB free where everything on it needs" in text
     assert "of 32 layers stays there" in text
     assert "Predicted, not measured: " in text
-    assert "Next better: on the GPU (gpu), for which 13.1 GiB on the card are lacking: it needs 37.1 GiB." in text
+    assert "Next better: on the GPU (gpu), for which 12.7 GiB on the card are lacking: it needs 36.7 GiB." in text
     assert (
         "Next worse: on the GPU, weights and KV cache in main memory (offload), which has no runtime yet. Predicted"
         in text
@@ -96,7 +96,7 @@ def test_a_mode_is_obeyed_or_refused_with_numbers(home):
         record(home, model=LARGE, context=131_072, mode="gpu")
     assert "--context 32768, which fits" in str(explain(refused.value))
     sentence = explain(refused.value).sentence
-    assert "on the GPU needs 34.7 GiB of memory; 24.0 GiB are free" in sentence
+    assert "on the GPU needs 34.4 GiB of memory; 24.0 GiB are free" in sentence
 
 
 def test_without_a_context_the_longest_that_fits_today_is_planned(home, tmp_path):

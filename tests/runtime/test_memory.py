@@ -238,7 +238,7 @@ def test_a_refusal_says_which_context_would_fit() -> None:
 
 def test_streamed_weights_are_explained_by_what_does_not_fit_with_them() -> None:
     """Also where the weights alone would fit."""
-    chosen = best(22.4, PAIR, 131_072, ram_gib=64)
+    chosen = best(21.6, PAIR, 131_072, ram_gib=64)
     assert chosen.streamed.weights > 0
-    offloaded = ways(machine(64, 22.4, bfloat16=True), PAIR, 131_072, Wishes())[1]
+    offloaded = ways(machine(64, 21.6, bfloat16=True), PAIR, 131_072, Wishes())[1]
     assert f"with what must lie beside them, need {gib(offloaded.bytes.total)}" in chosen.reason
