@@ -1,5 +1,5 @@
 """Answers from a server that runs already, over its OpenAI-compatible endpoint (`--engine URL`).
 
-The same surface as `runtime.engine`: facts, tokenizer, answers as events. Cut apart because it needs no model here; it
-imports neither torch nor anything of `runtime` that does, and contacts the one address the person named.
+The same surface as `runtime.engine`: facts, tokenizer, answers as events. Cut apart because it needs no model here: it
+imports no torch (transformers does, once it reads a tokenizer), and contacts the one address the person named.
 """
