@@ -22,7 +22,7 @@ from runtime.footprint import Pair
 from runtime.hardware import is_out_of_memory
 from runtime.hardware_file import written
 from runtime.loading import Loaded, Report, find
-from runtime.memory import plan, worse
+from runtime.memory import Placed, plan, worse
 from runtime.models.load import Model
 from runtime.session import Session
 from runtime.ways import ways
@@ -321,7 +321,8 @@ def on_a_card(folder: Path, **options: Any) -> tuple[Any, Loaded]:
     """A loader on a machine with a card, and its models as if they lay there."""
     loader = find(config(folder, hardware=folder / "machine.toml", **options), 1, lambda _: None)
     found = plan(machine(64, 24), Pair(loader.target.facts.spec), 2048, Wishes(dtype="float32", speculation=SMALL))
-    return loader, replace(loader._load(replace(found, mode="cpu", dtype=torch.float32), lambda _: None), plan=found)
+    beside = Placed(replace(found, mode="cpu", dtype=torch.float32), None, None)
+    return loader, replace(loader._load(beside, lambda _: None), plan=found)
 
 
 def test_weights_are_loaded_anew_only_where_they_must_lie_elsewhere(folder: Path) -> None:
