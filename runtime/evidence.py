@@ -22,11 +22,10 @@ def attention_used(
     queries: Sequence[Tensor],
     start: int,
     scale: float,
-    spans: Sequence[tuple[int, int]],
     windows: Sequence[int | None],
     threshold: float = THRESHOLD,
-) -> tuple[Span, ...]:
-    """Runs of prompt tokens within `spans` that got single attention weights above `threshold`, with their sums.
+) -> Tensor:
+    """Of each token held, the sum of the single attention weights above `threshold` that it got, [tokens].
 
     `queries` [heads, tokens, head_dim], one a layer, belong to the positions from `start` on; the store holds at least
     these positions. Each layer sees the newest of its `windows` tokens, or all.
@@ -37,6 +36,11 @@ def attention_used(
         keys = store.keys(layer, first, store.length)
         weights = _weights_above(layer_queries, keys, start - first, scale, window, threshold)
         used[first:] += weights.cpu()
+    return used
+
+
+def used_runs(used: Tensor, spans: Sequence[tuple[int, int]]) -> tuple[Span, ...]:
+    """Runs of tokens within `spans` of which `used` [tokens] is not zero, with their sums."""
     return tuple(_runs(used, spans))
 
 

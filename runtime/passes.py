@@ -14,6 +14,7 @@ from runtime.kv.full import FullStore
 from runtime.models.decoder import Decoder
 from runtime.pacing import PassCosts
 from runtime.scorer import Scorer
+from runtime.stores import OWN, Stores
 
 FORMAT = 5  # counted up whenever the kernels or what is measured change
 TOKENS = (1, 2, 3, 4, 5, 8, 16)
@@ -23,23 +24,23 @@ SLOW_SECONDS = 0.2  # a pass that takes longer is measured once, and at fewer si
 FASTER = 0.95  # more threads are worth it where they take less than this share of the time
 
 
-def pass_costs(decoder: Decoder, name: str, cache_dir: Path, most_threads: int) -> PassCosts:
+def pass_costs(decoder: Decoder, name: str, cache_dir: Path, most_threads: int, stores: Stores = OWN) -> PassCosts:
     """Those kept in `cache_dir` for the model `name` on as many threads, else measured now, in a second or two."""
     kinds = (str(decoder.dtype), str(decoder.precision), str(decoder.device))
     what = (FORMAT, name, decoder.spec, *kinds, most_threads, torch.__version__)
     path = place(cache_dir, "passes", what)
     if (kept := _read(path)) is not None:
         return kept
-    measured = measure(decoder, most_threads)
+    measured = measure(decoder, most_threads, stores)
     keep(path, asdict(measured))
     return measured
 
 
-def measure(decoder: Decoder, most_threads: int) -> PassCosts:
+def measure(decoder: Decoder, most_threads: int, stores: Stores = OWN) -> PassCosts:
     """Time passes over empty caches of two lengths; the thread count of the process is left as it was."""
     before = torch.get_num_threads()
     try:
-        short, long = (_store(decoder, n_held) for n_held in (SHORT, LONG))
+        short, long = (_store(decoder, n_held, stores) for n_held in (SHORT, LONG))
         _seconds(decoder, short, 1)  # warms up
         slow = _seconds(decoder, short, 1) > SLOW_SECONDS
         repeats, tokens = (1, (1, 4, 16)) if slow else (REPEATS, TOKENS)
@@ -71,10 +72,10 @@ def _best_threads(decoder: Decoder, store: FullStore, most: int, repeats: int) -
     return int(next(count for count in counts if FASTER * seconds[count] <= fastest))
 
 
-def _store(decoder: Decoder, n_held: int) -> FullStore:
+def _store(decoder: Decoder, n_held: int, stores: Stores) -> FullStore:
     """A full cache of `n_held` tokens that mean nothing."""
     spec = decoder.spec
-    store = FullStore(spec.n_layers, spec.n_kv_heads, spec.head_dim, decoder.dtype, decoder.device)
+    store = stores.full(decoder)
     store.reserve(n_held + max(TOKENS))
     store.extend(n_held)
     zeros = torch.zeros(spec.n_kv_heads, n_held, spec.head_dim, dtype=decoder.dtype, device=decoder.device)

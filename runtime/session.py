@@ -11,7 +11,7 @@ from runtime.config import LONGEST_DRAFT, Request, Speculation
 from runtime.drafter import Drafter, NoDrafter
 from runtime.errors import InvalidSetting
 from runtime.events import Event, Finished, Span
-from runtime.evidence import attention_used
+from runtime.evidence import used_runs
 from runtime.graphs import captured_on_gpu
 from runtime.hardware import CoresTaken, free_cores
 from runtime.hierarchy import LevelCosts, TargetCaches, compose, gains_by_retrieval, level_costs
@@ -26,6 +26,7 @@ from runtime.prefix import common_prefix
 from runtime.scorer import Scorer
 from runtime.speculation import Tally, decode
 from runtime.stats import Spent
+from runtime.stores import OWN, Stores
 
 # Tokens whose attention is looked at: the newest of the prompt, which look up what they ask for, and the first of the
 # answer. On ten planted facts the page was first or second ten times, eight times by the answer's tokens alone.
@@ -48,10 +49,11 @@ class Session:
         n_tokens: int,
         full: FullStore | None = None,
         bus: float | None = None,
+        stores: Stores = OWN,
     ) -> None:
         """For sequences of up to `n_tokens`, by which the rotary embedding is fixed. `full`: an empty store for the
         target's KV cache; None for one on the model's device. `bus`: bytes a second that reach the device from where
-        such a store lies."""
+        such a store lies. `stores` makes what holds keys and values."""
         self.n_tokens = n_tokens
         self.eos_ids = target.tokenizer.eos_ids
         self.tokens: list[int] = []  # those whose keys and values the full store holds
@@ -59,9 +61,8 @@ class Session:
         self._draft = draft
         self.speculation = speculation
         self.decoder = target.decoder.with_rope(target.rope(n_tokens))
-        spec = target.spec
-        shape = (spec.n_layers, spec.n_kv_heads, spec.head_dim, self.decoder.dtype, self.decoder.device)
-        self._full = FullStore(*shape) if full is None else full
+        self._stores = stores
+        self._full = stores.full(self.decoder) if full is None else full
         self._bus = bus
         self._recent = RecentQueries()
         self._retrieval: RetrievalStore | None = None
@@ -172,9 +173,9 @@ class Session:
     def _evidence(self, n_prompt: int, answer: Answer, watched: AnswerQueries, request: Request) -> tuple[Span, ...]:
         if not request.evidence_spans or answer.reason == "cancelled":
             return ()
-        queries = watched.upto(min(n_prompt - 1 + len(answer.ids), self._full.length))
-        spec, spans = self._target.spec, request.evidence_spans
-        return attention_used(self._full, queries, watched.start, spec.attention_scale, spans, spec.windows)
+        end = min(n_prompt - 1 + len(answer.ids), self._full.length)
+        used = self._stores.attention_used(self._full, watched, end, self._target.spec)
+        return used_runs(used, request.evidence_spans)
 
     def _use_threads(self, is_decoding: bool) -> None:
         """As many as are fastest, in decoding no more than have a core of their own; where that was not measured, as
@@ -225,9 +226,7 @@ class Session:
         if self._retrieval is None:
             budget, chunk_size = self.speculation.budget_for(self.n_tokens), self.speculation.chunk_size
             spec = self._target.spec
-            self._retrieval = RetrievalStore(
-                self._full, self._recent, budget, chunk_size, spec.attention_scale, windows=spec.windows
-            )
+            self._retrieval = self._stores.retrieval(self._full, self._recent, spec, budget, chunk_size)
             self._over_retrieval = captured_on_gpu(self.decoder, self._retrieval, self.n_tokens + LONGEST_DRAFT)
         self._retrieval.select(self._recent.latest())
         return self._retrieval

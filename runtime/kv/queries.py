@@ -32,25 +32,24 @@ class AnswerQueries:
     """
 
     def __init__(self, start: int, n_tokens: int) -> None:
-        self.start = start
-        self._n_tokens = n_tokens
+        self.start, self.n_tokens = start, n_tokens
         self._layers: dict[int, Tensor] = {}
 
     def observe(self, layer: int, start: int, queries: Tensor) -> None:
         """As in `RecentQueries`."""
         first = max(start, self.start)
-        last = min(start + queries.shape[1], self.start + self._n_tokens)
+        last = min(start + queries.shape[1], self.start + self.n_tokens)
         if last <= first:
             return
         if layer not in self._layers:
             n_heads, _, head_dim = queries.shape
-            self._layers[layer] = queries.new_zeros(n_heads, self._n_tokens, head_dim)
+            self._layers[layer] = queries.new_zeros(n_heads, self.n_tokens, head_dim)
         seen = queries[:, first - start : last - start]
         self._layers[layer][:, first - self.start : last - self.start] = seen
 
     def upto(self, end: int) -> Sequence[Tensor]:
         """Queries of the positions from `start` to before `end`, [heads, tokens, head_dim] a layer."""
-        n_tokens = max(0, min(self._n_tokens, end - self.start))
+        n_tokens = max(0, min(self.n_tokens, end - self.start))
         return [self._layers[layer][:, :n_tokens] for layer in sorted(self._layers)]
 
 
@@ -58,8 +57,8 @@ class Both:
     """Lets two observers watch one pass."""
 
     def __init__(self, first: RecentQueries, second: AnswerQueries) -> None:
-        self._first, self._second = first, second
+        self.parts = (first, second)
 
     def observe(self, layer: int, start: int, queries: Tensor) -> None:
-        self._first.observe(layer, start, queries)
-        self._second.observe(layer, start, queries)
+        for part in self.parts:
+            part.observe(layer, start, queries)

@@ -111,7 +111,7 @@ class RetrievalStore:
         grown = [held + end - start for held in self._held]
         is_spent = any(n > self._budget for n, window in zip(grown, self._windows, strict=True) if window is None)
         if is_spent or end - self._chosen_at >= self._refresh_every:
-            self.select(self._queries.latest())
+            self._choose(self._queries.latest())
             return
         for layer in range(self._full.n_layers):
             self._take(layer, self._held[layer], start, end)
@@ -122,6 +122,9 @@ class RetrievalStore:
 
         `queries` [heads, tokens, head_dim], one a layer; none at all keeps the first chunk and the newest.
         """
+        self._choose(queries)
+
+    def _choose(self, queries: Sequence[Tensor]) -> None:
         end = self._full.committed
         whole = end if end <= self._budget else 0
         n_chunks = 0

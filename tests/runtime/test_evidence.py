@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from runtime.evidence import attention_used
+from runtime.evidence import attention_used, used_runs
 from runtime.kv.full import FullStore
 
 N_TOKENS, FIRST_QUERY, WANTED = 20, 15, 12
@@ -18,7 +18,8 @@ def test_a_token_counts_for_the_queries_that_see_it(window: int | None, n_looks:
     store.write(0, keys, keys)
     queries = keys[:, [WANTED]].expand(1, N_TOKENS - FIRST_QUERY, N_TOKENS)
 
-    spans = attention_used(store, [queries], FIRST_QUERY, 1.0, [(0, FIRST_QUERY)], [window])
+    used = attention_used(store, [queries], FIRST_QUERY, 1.0, [window])
+    spans = used_runs(used, [(0, FIRST_QUERY)])
 
     assert [(span.start, span.end) for span in spans] == [(WANTED, WANTED + 1)]
     assert spans[0].weight == pytest.approx(n_looks)

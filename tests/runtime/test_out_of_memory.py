@@ -50,7 +50,7 @@ PLACES = {
     "distributions": "runtime.scorer.probabilities",
     "verification": "runtime.speculation.verify",
     "log-probabilities": "runtime.answer.token_logprobs",
-    "evidence": "runtime.session.attention_used",
+    "evidence": "runtime.stores.attention_used",
 }
 
 
