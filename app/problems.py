@@ -160,6 +160,16 @@ def _explain_answering(error: answering.EngineError) -> Problem:
                 f"This machine has no device {shown(device)} that can be used; found: {_reason(found)}.",
                 "Leave device and mode to auto.",
             )
+        case answering.TooFewGpus(wanted=wanted, found=found):
+            return Problem(
+                f"{wanted:,} GPUs were asked for, and this machine has {found:,} that can be used.",
+                "Leave --gpus out, or give the number there is.",
+            )
+        case answering.RankLost(rank=rank, n_ranks=n_ranks, reason=reason):
+            return Problem(
+                f"Of the {n_ranks:,} processes that share the model, number {rank:,} is gone: {_reason(reason)}.",
+                "Start Fullread again, or with fewer --gpus.",
+            )
         case answering.HardwareRefused(path=path, reason=reason):
             return Problem(
                 f"The hardware file {shown(path)} cannot be used: {_reason(reason)}.",

@@ -185,3 +185,19 @@ class RivalFailed(EngineError):
     def __init__(self, rival: str, reason: str) -> None:
         super().__init__(rival, reason)
         self.rival, self.reason = rival, reason
+
+
+class TooFewGpus(EngineError):
+    """A model was to be shared by `wanted` GPUs; there are `found` that can be used."""
+
+    def __init__(self, wanted: int, found: int) -> None:
+        super().__init__(wanted, found)
+        self.wanted, self.found = wanted, found
+
+
+class RankLost(EngineError):
+    """One of the processes that share a model is gone, of `n_ranks`; the others were ended."""
+
+    def __init__(self, rank: int, n_ranks: int, reason: str) -> None:
+        super().__init__(rank, n_ranks, reason)
+        self.rank, self.n_ranks, self.reason = rank, n_ranks, reason

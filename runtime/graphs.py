@@ -206,4 +206,5 @@ class _StaticPass:
 
 def captured_on_gpu(decoder: Decoder, store: FixedStore, longest: int) -> Forward:
     """The decoder, its short passes over `store` captured where there is a GPU to gain by it."""
-    return CapturedDecoder(decoder, store, longest, CudaCapture()) if decoder.device.type == "cuda" else decoder
+    gains = decoder.device.type == "cuda" and decoder.can_be_captured
+    return CapturedDecoder(decoder, store, longest, CudaCapture()) if gains else decoder

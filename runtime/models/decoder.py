@@ -86,6 +86,8 @@ class Forward(Protocol):
 class Decoder:
     """A model with its rotary embeddings. It holds no sequence: that is in the store it is given."""
 
+    can_be_captured = True  # whether its passes depend on nothing outside of it (`graphs`)
+
     def __init__(self, spec: Spec, weights: Weights, ropes: tuple[Rope, ...], attend: Attend) -> None:
         self.spec = spec
         self._weights = weights

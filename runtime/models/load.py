@@ -71,7 +71,7 @@ def load_model(
     packs = can_pack(device) and (dtype == torch.bfloat16 or packs_float32)
     if device.type == "cpu":
         compile_ahead(spec.head_dim, dtype, packs)
-    reader = WeightReader(_open(source, spec), spec, dtype, device, packs)
+    reader = WeightReader(open_weights(source, spec), spec, dtype, device, packs)
     layers = []
     progress(Progress("load", 0, spec.n_layers))
     for index in range(spec.n_layers):
@@ -93,11 +93,12 @@ def _give_back_memory() -> None:
 def packed_bytes(source: Source, facts: ModelFacts) -> int:
     """What four-bit groups of the weights take beside their dense form, where they are used (`WeightReader`); raises
     `ModelDamaged`, `UnsupportedModel`."""
-    file = _open(source, facts.spec)
+    file = open_weights(source, facts.spec)
     return WeightReader(file, facts.spec, torch.bfloat16, torch.device("cpu")).packed_bytes(facts.tokenizer.n_tokens)
 
 
-def _open(source: Source, spec: Spec) -> TensorFile:
+def open_weights(source: Source, spec: Spec) -> TensorFile:
+    """The file or files that hold a model's weights."""
     return SafetensorsFolder(source.path) if source.path.is_dir() else GgufFile(read_header(source.path), spec)
 
 

@@ -23,6 +23,10 @@ class Rope:
         self._scaling = scaling
         self._cos = self._sin = torch.empty(0)
 
+    def on(self, device: torch.device) -> "Rope":
+        """The same on another device."""
+        return Rope(self._inverse_frequencies.to(device), self._scaling)
+
     def at(self, positions: range, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines [tokens, 1, rotary_dim] for consecutive positions; of the sines the first half is negative,
         as `rotate` needs them."""
