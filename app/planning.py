@@ -133,6 +133,7 @@ def _way(way: Plan) -> dict[str, object]:
     return {
         "mode": way.mode,
         "reason": way.reason,
+        "gpus": way.n_gpus,
         "layers_on_gpu": way.layers_on_gpu,
         "dtype": str(way.dtype).removeprefix("torch."),
         "bytes": asdict(way.bytes),
@@ -152,7 +153,8 @@ def _described(planned: Planned) -> str:
         lines.append(f"{_NO_RUNTIME}, and nothing else that was asked for fits.")
     elif not best.has_runtime:
         lines += [f"{_NO_RUNTIME}, so today: {today.mode}. {today.reason}", speed(today)]
-    lines += ["", f"{'In main memory' if best.mode == 'cpu' else 'On the card'}:", *map(_line, on_device(best))]
+    where = "In main memory" if best.mode == "cpu" else "On the card" if best.n_gpus == 1 else "On the fullest card"
+    lines += ["", f"{where}:", *map(_line, on_device(best))]
     if best.streamed.total:
         lines += ["", "In main memory, and streamed to the card:", *map(_line, streamed(best))]
     lines += ["", speed(best), ""]

@@ -28,7 +28,7 @@ from runtime.remote.config import RemoteConfig, parse_address
 PREFIX = "FULLREAD_"
 _ELSEWHERE = frozenset({"FULLREAD_CONFIG"})  # read here, but no setting of its own
 _HERE_ALONE = (
-    *("draft_model", "device", "dtype", "mode", "hardware", "threads", "gamma", "budget", "chunk_size"),
+    *("draft_model", "device", "dtype", "mode", "hardware", "gpus", "threads", "gamma", "budget", "chunk_size"),
     *("retrieval", "drafter", "draft_cache", "plain"),
 )  # what an engine elsewhere decides by itself
 _SPECULATION, _SAMPLING, _REQUEST = Speculation(), Sampling(), Request()
@@ -48,6 +48,7 @@ class Settings:
     dtype: DtypeChoice = "auto"
     mode: ModeChoice = "auto"
     hardware: Path | None = None
+    gpus: int = 1
     engine: str | None = None
     engine_key: str | None = field(default=None, repr=False)
     threads: int | None = None
@@ -123,6 +124,7 @@ class Settings:
             dtype=self.dtype,
             mode=self.mode,
             hardware=self.hardware,
+            gpus=self.gpus,
             threads=self.threads,
             speculation=replace(
                 _SPECULATION,

@@ -142,14 +142,18 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a person says about where and how a model runs; "auto" leaves it to the plan."""
+    """What a person says about where and how a model runs; "auto" leaves it to the plan. `gpus` share the model."""
 
     device: DeviceChoice = "auto"
     dtype: DtypeChoice = "auto"
     mode: ModeChoice = "auto"
     speculation: Speculation = field(default_factory=Speculation)
+    gpus: int = 1
 
     def __post_init__(self) -> None:
+        _require(self.gpus >= 1, "gpus", self.gpus, "at least 1")
+        on_processor = "cpu" in (self.device, self.mode)
+        _require(self.gpus == 1 or not on_processor, "gpus", self.gpus, "1 on the CPU")
         _require(self.mode in get_args(ModeChoice), "mode", self.mode, ", ".join(get_args(ModeChoice)))
         on_card, device = self.mode in ("gpu", "offload"), self.device
         agree = device == "auto" or self.mode == "auto" or on_card == (device == "cuda")
@@ -166,7 +170,7 @@ class EngineConfig:
     """Which model, where and how. `context` None = what the model was trained for.
 
     `cache_dir` holds downloaded models. `allow_download` False turns a missing model into an error. `hardware` is a
-    file that describes the machine in place of what is found (`runtime.hardware_file`).
+    file that describes the machine in place of what is found (`runtime.hardware_file`). `gpus` cards share the heads.
     """
 
     cache_dir: Path
@@ -180,6 +184,7 @@ class EngineConfig:
     allow_download: bool = True
     mode: ModeChoice = "auto"
     hardware: Path | None = None
+    gpus: int = 1
 
     def __post_init__(self) -> None:
         _require(self.context is None or self.context >= 64, "context", self.context, "at least 64 tokens")
@@ -189,7 +194,7 @@ class EngineConfig:
 
     @property
     def wishes(self) -> Wishes:
-        return Wishes(self.device, self.dtype, self.mode, self.speculation)
+        return Wishes(self.device, self.dtype, self.mode, self.speculation, self.gpus)
 
 
 @dataclass(frozen=True, slots=True)

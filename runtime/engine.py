@@ -15,12 +15,13 @@ from runtime.events import Event, Notice, Progress
 from runtime.footprint import BUFFERED_LAYERS, layer_kv_bytes
 from runtime.hardware import count_cores, free_bytes, is_out_of_memory, release_cached
 from runtime.kv.full import FullStore
-from runtime.kv.host import HostStore
 from runtime.loading import Loaded, NextWay, find
 from runtime.memory import Placed
 from runtime.models.rope import planned_length, rope_kind, stretch
+from runtime.parallel.collective import Backend
 from runtime.prefix import common_prefix
 from runtime.session import Session
+from runtime.stores import Shape, kv_shape
 from runtime.ways import Mode
 
 KEPT_SESSIONS = 2
@@ -46,11 +47,14 @@ class EngineFacts:
     placed: Placed | None = None
 
 
-def assemble(config: EngineConfig, progress: Callable[[Progress], None]) -> "Engine":
-    """Find, download where allowed, and load what `config` names; raises `EngineError`."""
-    threads = config.threads or count_cores()
+def assemble(config: EngineConfig, progress: Callable[[Progress], None], backend: Backend = "nccl") -> "Engine":
+    """Find, download where allowed, and load what `config` names; raises `EngineError`.
+
+    `backend` joins the processes that share a model: by "gloo" they do without GPUs.
+    """
+    threads = config.threads or max(1, count_cores() // config.gpus)
     torch.set_num_threads(threads)
-    loader = find(config, threads, progress)
+    loader = find(config, threads, progress, backend)
     loaded = loader.first(progress)
     facts = loader.target.facts
     described = EngineFacts(
@@ -114,25 +118,21 @@ class Engine:
         `Session`, None as planned."""
         loaded = self._loaded
         planned = planned_length(n_tokens, loaded.target.config, self.facts.trained_context)
-        store = full or self._new_store()
-        return Session(loaded.target, loaded.draft, self._speculation, planned, store, bus or loaded.plan.bus)
+        if full is None:
+            full = loaded.stores.full(loaded.target.decoder, loaded.plan.n_on_device)
+        bus, speculation = bus or loaded.plan.bus, self._speculation
+        return Session(loaded.target, loaded.draft, speculation, planned, full, bus, loaded.stores)
 
     @property
-    def kv_shape(self) -> tuple[int, int, int, torch.dtype, torch.device]:
+    def kv_shape(self) -> Shape:
         """What a store for the target's KV cache is made for."""
-        decoder, spec = self._loaded.target.decoder, self._loaded.target.spec
-        return spec.n_layers, spec.n_kv_heads, spec.head_dim, decoder.dtype, decoder.device
-
-    def _new_store(self) -> FullStore:
-        """For the target's KV cache, where the plan wants it."""
-        if self._loaded.plan.mode == "offload":
-            return HostStore(*self.kv_shape, self._loaded.plan.layers_on_gpu)
-        return FullStore(*self.kv_shape)
+        return kv_shape(self._loaded.target.decoder)
 
     def close(self) -> None:
         """Let the running answer end and the worker stop."""
         self._jobs.put(None)
         self._worker.join()
+        self._loaded.release()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

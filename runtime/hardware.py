@@ -65,9 +65,14 @@ class Hardware:
     gpus: tuple[Gpu, ...] = ()
 
     @property
+    def used_gpus(self) -> tuple[Gpu, ...]:
+        """The cards that models can run on."""
+        return tuple(gpu for gpu in self.gpus if gpu.is_used)
+
+    @property
     def gpu(self) -> Gpu | None:
-        """The card that models run on."""
-        return next((gpu for gpu in self.gpus if gpu.is_used), None)
+        """The card that models run on where one does."""
+        return next(iter(self.used_gpus), None)
 
 
 def detect(cache_dir: Path) -> Hardware:

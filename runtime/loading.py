@@ -16,7 +16,10 @@ from runtime.models.decoder import Decoder
 from runtime.models.load import Model, ModelFacts, load_model, packed_bytes, read_facts
 from runtime.models.rope import longest_context
 from runtime.models.sources import Source, locate
+from runtime.parallel.collective import Backend
+from runtime.parallel.start import Shared, load_shared
 from runtime.passes import pass_costs
+from runtime.stores import OWN, Stores
 from runtime.tokenizer import Tokenizer
 from runtime.ways import Plan
 
@@ -31,6 +34,10 @@ PACKED_NOTE = (
 Report = Callable[[Progress], None]
 
 
+def _nothing() -> None:
+    """All is in this process."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A model that is on the disk."""
@@ -41,13 +48,18 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The models, loaded as a plan says; `notes` are what a person must be told of them, `placed` the ways beside."""
+    """The models, loaded as a plan says; `notes` are what a person must be told of them, `placed` the ways beside.
+
+    `stores` makes what holds the target's keys and values; `release` lets go of other processes that hold its parts.
+    """
 
     plan: Plan
     target: Model
     draft: Model | None = None
     notes: tuple[str, ...] = ()
     placed: Placed | None = None
+    stores: Stores = OWN
+    release: Callable[[], None] = _nothing
 
     @property
     def dtype_name(self) -> str:
@@ -58,13 +70,13 @@ NextWay = Callable[[Loaded, int, Report], Loaded | None]
 """The next worse way than one that ran out of memory, for sequences of so many tokens; None where there is none."""
 
 
-def find(config: EngineConfig, threads: int, progress: Report) -> "Loader":
-    """What `config` names, downloaded where allowed; raises `EngineError`."""
+def find(config: EngineConfig, threads: int, progress: Report, backend: Backend = "nccl") -> "Loader":
+    """What `config` names, downloaded where allowed; raises `EngineError`. `backend` as for `assemble`."""
     target = _find(config, config.model, progress)
     draft = _find(config, config.draft_model, progress) if config.draft_model is not None else None
     if draft is not None:
         _check_vocabularies(config, target.facts.tokenizer, draft.facts.tokenizer)
-    return Loader(config, target, draft, threads)
+    return Loader(config, target, draft, threads, backend)
 
 
 def _find(config: EngineConfig, model: str, progress: Report) -> Found:
@@ -75,9 +87,14 @@ def _find(config: EngineConfig, model: str, progress: Report) -> Found:
 class Loader:
     """Loads a target and its draft model, in one way after another."""
 
-    def __init__(self, config: EngineConfig, target: Found, draft: Found | None, threads: int) -> None:
+    def __init__(
+        self, config: EngineConfig, target: Found, draft: Found | None, threads: int, backend: Backend
+    ) -> None:
         self.target, self.draft = target, draft
-        self._config, self._threads = config, threads
+        self._config, self._threads, self._backend = config, threads, backend
+        self._wishes = config.wishes
+        if config.gpus > 1 and backend == "gloo":
+            self._wishes = replace(config.wishes, gpus=1, device="cpu")
         drafts = (draft.source, draft.facts) if draft is not None else (None, None)
         self._pair = pair_of(target.source, target.facts, *drafts)
 
@@ -100,7 +117,7 @@ class Loader:
         return self._next(loaded.plan, n_tokens, progress, loaded)
 
     def _next(self, failed: Plan, n_tokens: int, progress: Report, loaded: Loaded | None) -> Loaded | None:
-        hardware, wishes = self._hardware(loaded), self._config.wishes
+        hardware, wishes = self._hardware(loaded), self._wishes
         for way in worse(hardware, self._pair, n_tokens, wishes, failed):
             if loaded is not None and (loaded.plan.device, loaded.plan.dtype) == (way.device, way.dtype):
                 return replace(loaded, plan=way, placed=placed(way, hardware, self._pair, wishes))
@@ -120,21 +137,43 @@ class Loader:
         held = loaded.plan.bytes.weights + loaded.plan.bytes.draft
         if loaded.plan.device.type == "cpu":
             return replace(hardware, ram_free_bytes=hardware.ram_free_bytes + held)
+        used = hardware.used_gpus[: loaded.plan.n_gpus]
         cards = tuple(
-            replace(card, free_bytes=card.free_bytes + held) if card is hardware.gpu else card for card in hardware.gpus
+            replace(card, free_bytes=card.free_bytes + held) if card in used else card for card in hardware.gpus
         )
         return replace(hardware, gpus=cards)
 
     def _load(self, place: Placed, progress: Report) -> Loaded:
-        chosen = place.chosen
-        target = self._model(self.target, chosen, progress)
-        draft = self._model(self.draft, chosen, progress) if self.draft is not None else None
-        return Loaded(chosen, target, draft, _notes(self.target.source, target.decoder), place)
+        chosen, source = place.chosen, self.target.source
+        if self._config.gpus > 1:
+            shared = self._shared(chosen, progress)
+            model, stores, release = shared.model, shared.stores, shared.team.close
+            loaded = Loaded(chosen, model, None, _notes(source, model.decoder), place, stores, release)
+        else:
+            model = self._model(self.target, chosen, progress)
+            loaded = Loaded(chosen, model, None, _notes(source, model.decoder), place)
+        try:
+            target = self._measured(loaded.target, source, loaded.stores)
+            return replace(loaded, target=target, draft=self._loaded_draft(chosen, progress))
+        except BaseException:
+            loaded.release()
+            raise
+
+    def _loaded_draft(self, chosen: Plan, progress: Report) -> Model | None:
+        if self.draft is None:
+            return None
+        return self._measured(self._model(self.draft, chosen, progress), self.draft.source, OWN)
+
+    def _shared(self, chosen: Plan, progress: Report) -> Shared:
+        source, facts = self.target.source, self.target.facts
+        return load_shared(source, facts, chosen.dtype, self._config.gpus, self._threads, progress, self._backend)
 
     def _model(self, found: Found, chosen: Plan, progress: Report) -> Model:
-        source, packs = found.source, self._config.wishes.packs
-        model = load_model(source, found.facts, chosen.dtype, chosen.device, progress, packs)
-        costs = pass_costs(model.decoder, str(source.path), self._config.cache_dir, self._threads)
+        packs = self._config.wishes.packs
+        return load_model(found.source, found.facts, chosen.dtype, chosen.device, progress, packs)
+
+    def _measured(self, model: Model, source: Source, stores: Stores) -> Model:
+        costs = pass_costs(model.decoder, str(source.path), self._config.cache_dir, self._threads, stores)
         return replace(model, passes=costs)
 
     def _planned(self) -> Placed:
@@ -145,12 +184,12 @@ class Loader:
             raise InvalidSetting("context", config.context, f"at most {most:,} tokens with this model")
         hardware = known_hardware(config.hardware, config.cache_dir)
         if config.context is None:
-            chosen = plan_longest(hardware, self._pair, most, config.wishes)
+            chosen = plan_longest(hardware, self._pair, most, self._wishes)
         else:
-            chosen = plan(hardware, self._pair, config.context, config.wishes)
-        if config.hardware is not None and chosen.device.type == "cuda" and not torch.cuda.is_available():
+            chosen = plan(hardware, self._pair, config.context, self._wishes)
+        if config.hardware is not None and chosen.device.type == "cuda" and torch.cuda.device_count() < chosen.n_gpus:
             raise HardwareRefused(str(config.hardware), "it describes a GPU that this machine does not have")
-        return placed(chosen, hardware, self._pair, config.wishes)
+        return placed(chosen, hardware, self._pair, self._wishes)
 
 
 def _notes(source: Source, decoder: Decoder) -> tuple[str, ...]:

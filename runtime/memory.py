@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from runtime.config import Wishes
-from runtime.errors import NoSuchDevice, OutOfMemory
+from runtime.errors import NoSuchDevice, OutOfMemory, TooFewGpus
 from runtime.footprint import MARGIN_BYTES, Pair
 from runtime.hardware import Hardware
 from runtime.ways import Plan, ways
@@ -36,11 +36,14 @@ def any_way(way: Plan) -> bool:
 
 
 def plan(hardware: Hardware, pair: Pair, context: int, wishes: Wishes, choice: Choice = has_runtime) -> Plan:
-    """The best way that fits, of those in `choice` and as wished; raises `NoSuchDevice`, `OutOfMemory`."""
+    """The best way that fits, of those in `choice` and as wished; raises `NoSuchDevice`, `TooFewGpus`, `OutOfMemory`,
+    and `InvalidSetting` where the model has fewer KV heads than GPUs are to share it."""
     wants_card = wishes.device == "cuda" or wishes.mode in ("gpu", "offload")
     if wants_card and hardware.gpu is None:
         others = ", ".join(gpu.name for gpu in hardware.gpus)
         raise NoSuchDevice("cuda", f"{others}, which is not used yet" if others else "no CUDA device")
+    if wishes.gpus > 1 and len(hardware.used_gpus) < wishes.gpus:
+        raise TooFewGpus(wishes.gpus, len(hardware.used_gpus))
     allowed = _allowed(hardware, pair, context, wishes, choice)
     chosen = next((way for way in allowed if way.fits), None)
     if chosen is not None:

@@ -31,6 +31,7 @@ from runtime.footprint import (
     weight_bytes,
 )
 from runtime.hardware import Gpu, Hardware
+from runtime.parallel.shard import largest
 from runtime.predictions import Prediction, Streamed, card_speed, predict, processor_speed
 
 Mode = Literal["gpu", "offload", "cpu"]
@@ -42,7 +43,8 @@ class Plan:
 
     `bytes` lie on the device that computes, which has `free_bytes`; `streamed` in main memory, which has
     `ram_free_bytes`. `layers_on_gpu` have their KV on the card; `bus` bytes a second reach it from main memory, None on
-    a processor. `reason` is one sentence with the numbers it rests on.
+    a processor. Where `n_gpus` share the heads, all this is that of the fullest, with its part of main memory. `reason`
+    is one sentence with the numbers it rests on.
     """
 
     mode: Mode
@@ -56,10 +58,16 @@ class Plan:
     ram_free_bytes: int
     predicted: Prediction
     bus: float | None = None
+    n_gpus: int = 1
 
     @property
     def device(self) -> torch.device:
         return torch.device("cpu" if self.mode == "cpu" else "cuda")
+
+    @property
+    def n_on_device(self) -> int | None:
+        """Layers whose KV is on the device where others' is not; None where all is."""
+        return self.layers_on_gpu if self.mode == "offload" else None
 
     @property
     def fits(self) -> bool:
@@ -89,6 +97,9 @@ def ways(hardware: Hardware, pair: Pair, context: int, wishes: Wishes) -> tuple[
 
 
 def _all_ways(hardware: Hardware, pair: Pair, context: int, wishes: Wishes) -> Iterator[Plan]:
+    if wishes.gpus > 1:
+        yield from _shared(hardware, pair, context, wishes)
+        return
     gpu, needs_on_card = hardware.gpu, None
     if gpu is not None:
         dtype = _dtype(wishes.dtype, gpu.has_bfloat16)
@@ -99,6 +110,24 @@ def _all_ways(hardware: Hardware, pair: Pair, context: int, wishes: Wishes) -> I
         yield offloaded
         yield _all_streamed(hardware, gpu, whole, pair, wishes, offloaded.bytes.total - offloaded.bytes.full_kv)
     yield _on_processor(hardware, pair, context, wishes, needs_on_card)
+
+
+def _shared(hardware: Hardware, pair: Pair, context: int, wishes: Wishes) -> Iterator[Plan]:
+    """Heads shared by several cards, as the one would have it that has the largest part of the model, the draft model
+    and of each resource the least of all. Main memory is shared, too. What cards tell each other is not predicted."""
+    n_cards = wishes.gpus
+    cards = hardware.used_gpus[:n_cards]
+    gpu = min(cards, key=lambda card: card.free_bytes)
+    bus = min(card.host_to_device_bytes_per_second for card in cards)
+    memory, flops = min(card.memory_bytes_per_second for card in cards), min(card.flops for card in cards)
+    gpu = replace(gpu, host_to_device_bytes_per_second=bus, memory_bytes_per_second=memory, flops=flops)
+    hardware = replace(hardware, ram_free_bytes=hardware.ram_free_bytes // n_cards)
+    part = replace(pair, target=largest(pair.target, n_cards))
+    dtype = _dtype(wishes.dtype, all(card.has_bfloat16 for card in cards))
+    whole = _on_card(hardware, gpu, part, context, dtype, wishes)
+    for way in (whole, _offloaded(hardware, gpu, whole, part, wishes)):
+        reason = f"{n_cards} GPUs share the heads, and main memory evenly; on the fullest: {way.reason}"
+        yield replace(way, reason=reason, n_gpus=n_cards)
 
 
 def _on_card(hardware: Hardware, gpu: Gpu, pair: Pair, context: int, dtype: torch.dtype, wishes: Wishes) -> Plan:

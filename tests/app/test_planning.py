@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from app.planning import show_plan
 from app.problems import explain
 from app.settings import Settings
 from runtime.catalogue import load_catalogue
-from runtime.errors import InvalidSetting, ModelNotFound, OutOfMemory
+from runtime.errors import InvalidSetting, ModelNotFound, OutOfMemory, TooFewGpus
 from runtime.hardware_file import read_hardware, written
 from tests.runtime.machines import GIB, machine
 from tests.runtime.tiny import save_tiny
@@ -126,3 +127,45 @@ def test_the_machine_is_printed_in_the_form_that_is_read(home, tmp_path):
     copy = tmp_path / "copy.toml"
     copy.write_text(out.getvalue(), "utf-8")
     assert read_hardware(copy) == read_hardware(home)
+
+
+@pytest.fixture
+def two_cards(tmp_path: Path) -> Path:
+    """Two 24 GiB cards."""
+    path = tmp_path / "two-4090.toml"
+    here = machine(128, 24, bfloat16=True, cores=16)
+    path.write_text(written(replace(here, gpus=here.gpus * 2)), "utf-8")
+    return path
+
+
+def test_two_cards_hold_what_one_cannot(home, two_cards):
+    """8B at 64K: 8.6 GB of KV and 16 GB of weights, of which embeddings and head, 2.1 GB, are counted whole."""
+    options = {"model": LARGE, "context": 65_536}
+    assert record(home, **options)["mode"] == "offload"
+    found = record(two_cards, gpus=2, **options)
+    assert (found["mode"], found["gpus"], found["runs_today"]) == ("gpu", 2, "gpu")
+    assert found["bytes"]["full_kv"] == (65_536 + 65) * 131_072 // 2
+    assert found["reason"].startswith("2 GPUs share the heads")
+    text = planned(Settings(hardware=two_cards, gpus=2, **options))
+    assert "\nOn the fullest card:\n" in text
+
+
+def test_two_cards_that_hold_too_little_stream_each_its_heads(two_cards):
+    here = read_hardware(two_cards)
+    small = tuple(replace(gpu, free_bytes=18 * GIB) for gpu in here.gpus)
+    two_cards.write_text(written(replace(here, gpus=small)), "utf-8")
+    found = record(two_cards, gpus=2, model=LARGE, context=131_072, draft_model=DRAFT)
+    assert found["mode"] == "offload"
+    assert found["streamed_bytes"]["full_kv"] + found["bytes"]["full_kv"] == 131_137 * 131_072 // 2
+    assert found["ram_free_bytes"] == 64 * GIB
+
+
+def test_more_cards_than_there_are_or_than_kv_heads_are_refused_with_numbers(home, two_cards):
+    with pytest.raises(TooFewGpus) as refused:
+        record(home, gpus=2, model=LARGE)
+    assert explain(refused.value).sentence == "2 GPUs were asked for, and this machine has 1 that can be used."
+    three = replace(read_hardware(two_cards), gpus=read_hardware(two_cards).gpus * 2)
+    two_cards.write_text(written(three), "utf-8")
+    with pytest.raises(InvalidSetting) as few:
+        record(two_cards, gpus=4, model="starter")
+    assert "at most 3, one for each KV head" in explain(few.value).way_out

@@ -36,7 +36,7 @@ def test_every_setting_can_come_from_each_place(config):
     """One table: what the command line knows, the environment and the file know too."""
     values = {
         "model": "m", "draft_model": "d", "context": "1024", "device": "cpu", "dtype": "bfloat16",
-        "mode": "cpu", "hardware": "machine.toml",
+        "mode": "cpu", "hardware": "machine.toml", "gpus": "1",
         "threads": "2", "gamma": "3", "budget": "256", "chunk_size": "16", "plain": "true",
         "retrieval": "off", "drafter": "merged", "draft_cache": "retrieval",
         "temperature": "0", "top_p": "0.5", "top_k": "7", "min_p": "0.1", "repetition_penalty": "1.1",
