@@ -23,7 +23,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "context": ("TOKENS", "longest prompt and answer together (what the model was trained for)"),
         "device": ("D", "auto, cpu or cuda (auto)"),
         "dtype": ("T", "auto, float32, bfloat16 or float16 (auto)"),
-        "mode": ("M", "auto, gpu, offload (KV cache in main memory) or cpu (auto)"),
+        "mode": ("M", "auto, gpu, offload (KV cache, or weights too, in main memory) or cpu (auto)"),
         "hardware": ("FILE", "plan for the machine in this file in place of this one"),
         "gpus": ("N", "GPUs that share the model's heads (1)"),
         "threads": ("N", "CPU threads"),

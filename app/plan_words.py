@@ -55,7 +55,7 @@ def neighbour(way: Plan | None) -> str:
         return "there is none."
     if not way.fits:
         return f"{place(way)}, for which {lacking(way)}."
-    return f"{place(way)}. {speed(way)}" if way.has_runtime else f"{place(way)}, which has no runtime yet. {speed(way)}"
+    return f"{place(way)}. {speed(way)}"
 
 
 def lacking(way: Plan) -> str:

@@ -9,29 +9,25 @@ from app.naming import shown
 from app.plan_words import neighbour, on_device, place, speed, streamed
 from app.settings import Settings
 from runtime.catalogue import Entry, load_catalogue
-from runtime.config import Wishes
-from runtime.errors import InvalidSetting, OutOfMemory
+from runtime.errors import InvalidSetting
 from runtime.footprint import Pair
 from runtime.hardware import Hardware
 from runtime.hardware_file import known_hardware, written
 from runtime.loading import pair_of
-from runtime.memory import Placed, any_way, placed, plan, plan_longest
+from runtime.memory import Placed, placed, plan, plan_longest
 from runtime.models.load import ModelFacts, read_facts
 from runtime.models.rope import longest_context
 from runtime.models.sources import locate
 from runtime.ways import Plan
 
-_NO_RUNTIME = "Weights in main memory have no runtime yet"
-
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The best plan with the ways next to it, and the one that runs today (None where none does)."""
+    """The best plan with the ways next to it."""
 
     model: str
     draft_model: str | None
     best: Placed
-    today: Plan | None
     notes: tuple[str, ...]
 
 
@@ -54,31 +50,18 @@ def show_plan(command: ShowPlan, settings: Settings, out: TextIO) -> int:
 
 
 def find_plan(hardware: Hardware, settings: Settings) -> Planned:
-    """For the model that is set; nothing is downloaded. Without a context the longest that fits today."""
+    """For the model that is set; nothing is downloaded. Without a context the longest that fits."""
     shapes, wishes = _shapes(settings), settings.engine_config().wishes
-    context = settings.context or _fitting_context(hardware, shapes, wishes)
-    best = plan(hardware, shapes.pair, context, wishes, any_way)
+    if settings.context is None:
+        best = plan_longest(hardware, shapes.pair, shapes.longest, wishes)
+    else:
+        best = plan(hardware, shapes.pair, settings.context, wishes)
     return Planned(
         model=settings.model,
         draft_model=settings.draft_model,
         best=placed(best, hardware, shapes.pair, wishes),
-        today=_today(hardware, shapes.pair, context, wishes),
         notes=shapes.notes,
     )
-
-
-def _today(hardware: Hardware, pair: Pair, context: int, wishes: Wishes) -> Plan | None:
-    try:
-        return plan(hardware, pair, context, wishes)
-    except OutOfMemory:
-        return None
-
-
-def _fitting_context(hardware: Hardware, shapes: _Shapes, wishes: Wishes) -> int:
-    try:
-        return plan_longest(hardware, shapes.pair, shapes.longest, wishes).context
-    except OutOfMemory:
-        return plan_longest(hardware, shapes.pair, shapes.longest, wishes, any_way).context
 
 
 def _shapes(settings: Settings) -> _Shapes:
@@ -123,7 +106,6 @@ def _record(planned: Planned) -> dict[str, object]:
         "draft_model": planned.draft_model,
         "context": best.context,
         **_way(best),
-        "runs_today": planned.today.mode if planned.today else None,
         "next_better": _way(better) if better else None,
         "next_worse": _way(worse) if worse else None,
     }
@@ -146,13 +128,9 @@ def _way(way: Plan) -> dict[str, object]:
 
 
 def _described(planned: Planned) -> str:
-    best, today = planned.best.chosen, planned.today
+    best = planned.best.chosen
     lines = [f"{shown(planned.model)} with {best.context:,} tokens: {place(best)}.", best.reason]
     lines += map(shown, planned.notes)
-    if today is None:
-        lines.append(f"{_NO_RUNTIME}, and nothing else that was asked for fits.")
-    elif not best.has_runtime:
-        lines += [f"{_NO_RUNTIME}, so today: {today.mode}. {today.reason}", speed(today)]
     where = "In main memory" if best.mode == "cpu" else "On the card" if best.n_gpus == 1 else "On the fullest card"
     lines += ["", f"{where}:", *map(_line, on_device(best))]
     if best.streamed.total:

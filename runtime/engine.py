@@ -181,21 +181,21 @@ class Engine:
         release_cached()
         loaded = self._next_way(self._loaded, n_tokens, progress)
         if loaded is None:
-            raise MemoryRanOut(n_tokens, before.mode, free_bytes(self._loaded.target.decoder.device))
+            raise MemoryRanOut(n_tokens, before.name, free_bytes(self._loaded.target.decoder.device))
         self._loaded, now = loaded, loaded.plan
         release_cached()
         self.facts = replace(
             self.facts,
             mode=now.mode,
-            mode_reason=f"Memory ran out before ({before.mode}). {now.reason}",
+            mode_reason=f"Memory ran out before ({before.name}). {now.reason}",
             device=str(now.device),
             dtype=loaded.dtype_name,
             notes=loaded.notes,
             placed=loaded.placed,
         )
         return Notice(
-            f"Memory ran out in mode {before.mode} after {n_emitted:,} tokens of this answer, so it went on in mode "
-            f"{now.mode}, and so will the next: {now.reason}"
+            f"Memory ran out in mode {before.name} after {n_emitted:,} tokens of this answer, so it went on in mode "
+            f"{now.name}, and so will the next: {now.reason}"
         )
 
     def _session_for(self, ids: list[int], n_tokens: int) -> Session:

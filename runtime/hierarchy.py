@@ -1,5 +1,6 @@
 """Which levels draft for which: the composition is chosen here, once an answer."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -107,15 +108,24 @@ def compose(
 
 
 def level_costs(
-    target: Model, draft: Model | None, speculation: Speculation, n_tokens: int, bus_seconds: float = 0.0
+    target: Model,
+    draft: Model | None,
+    speculation: Speculation,
+    n_tokens: int,
+    bus_seconds: float = 0.0,
+    weight_seconds: float = 0.0,
 ) -> LevelCosts:
-    """For a sequence of `n_tokens`: by the passes measured for a model, else from its size. `bus_seconds`: how long the
-    full cache takes to reach the device, which every pass over it waits for."""
+    """For a sequence of `n_tokens`: by the passes measured for a model, else from its size.
+
+    `bus_seconds`: how long what a pass over the full cache brings to the device takes to get there. For
+    `weight_seconds` of them, those of weights, passes over the retrieval cache wait too; a draft model for none.
+    """
     most = speculation.most_drafted(bus_seconds > 0)
-    carried = bus_seconds / target.passes.seconds(1, n_tokens) if target.passes else 0.0
+    plain = target.passes.seconds(1, n_tokens) if target.passes else math.inf
+    carried = bus_seconds / plain
     retrieval = retrieval_costs(target, n_tokens, speculation.budget_for(n_tokens))
     return LevelCosts(
-        retrieval=retrieval.beside_bus(carried, most),
+        retrieval=retrieval.beside_bus(carried, most, weight_seconds / plain),
         model=_model_costs(target, draft or target, speculation, n_tokens).beside_bus(carried, most),
         lookup=_costs(target.passes, n_tokens, 0.0).beside_bus(carried, LONGEST_DRAFT),
         most=most,

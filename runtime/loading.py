@@ -11,6 +11,7 @@ from runtime.events import Progress
 from runtime.footprint import Pair
 from runtime.hardware import Hardware, free_bytes, is_out_of_memory, release_cached
 from runtime.hardware_file import known_hardware
+from runtime.kv.copying import CopyStream, copy_stream
 from runtime.memory import Placed, placed, plan, plan_longest, worse
 from runtime.models.decoder import Decoder
 from runtime.models.load import Model, ModelFacts, load_model, packed_bytes, read_facts
@@ -109,7 +110,7 @@ class Loader:
                 raise
         following = self._next(chosen, chosen.context, progress, None)
         if following is None:
-            raise OutOfMemory(chosen.bytes.total, free_bytes(chosen.device), f"the model in mode {chosen.mode}")
+            raise OutOfMemory(chosen.bytes.total, free_bytes(chosen.device), f"the model in mode {chosen.name}")
         return following
 
     def next(self, loaded: Loaded, n_tokens: int, progress: Report) -> Loaded | None:
@@ -119,15 +120,24 @@ class Loader:
     def _next(self, failed: Plan, n_tokens: int, progress: Report, loaded: Loaded | None) -> Loaded | None:
         hardware, wishes = self._hardware(loaded), self._wishes
         for way in worse(hardware, self._pair, n_tokens, wishes, failed):
-            if loaded is not None and (loaded.plan.device, loaded.plan.dtype) == (way.device, way.dtype):
-                return replace(loaded, plan=way, placed=placed(way, hardware, self._pair, wishes))
+            place = placed(way, hardware, self._pair, wishes)
             release_cached()
             try:
-                return self._load(placed(way, hardware, self._pair, wishes), progress)
+                if loaded is not None and (loaded.plan.device, loaded.plan.dtype) == (way.device, way.dtype):
+                    return self._from_there(loaded, place)
+                return self._load(place, progress)
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
         return None
+
+    def _from_there(self, loaded: Loaded, place: Placed) -> Loaded:
+        """The models where they are, but for weights of the target that are to be streamed."""
+        target = loaded.target
+        if place.chosen.streamed.weights and not loaded.plan.streamed.weights:
+            streaming = replace(target, decoder=target.decoder.streaming())
+            target = self._measured(streaming, self.target.source, OWN)
+        return replace(loaded, plan=place.chosen, target=target, placed=place)
 
     def _hardware(self, loaded: Loaded | None) -> Hardware:
         """What there is, with what the loaded models take of it counted as free."""
@@ -150,7 +160,8 @@ class Loader:
             model, stores, release = shared.model, shared.stores, shared.team.close
             loaded = Loaded(chosen, model, None, _notes(source, model.decoder), place, stores, release)
         else:
-            model = self._model(self.target, chosen, progress)
+            stream = copy_stream(chosen.device) if chosen.streamed.weights else None
+            model = self._model(self.target, chosen, progress, stream)
             loaded = Loaded(chosen, model, None, _notes(source, model.decoder), place)
         try:
             target = self._measured(loaded.target, source, loaded.stores)
@@ -168,9 +179,9 @@ class Loader:
         source, facts = self.target.source, self.target.facts
         return load_shared(source, facts, chosen.dtype, self._config.gpus, self._threads, progress, self._backend)
 
-    def _model(self, found: Found, chosen: Plan, progress: Report) -> Model:
+    def _model(self, found: Found, chosen: Plan, progress: Report, stream: CopyStream | None = None) -> Model:
         packs = self._config.wishes.packs
-        return load_model(found.source, found.facts, chosen.dtype, chosen.device, progress, packs)
+        return load_model(found.source, found.facts, chosen.dtype, chosen.device, progress, packs, stream)
 
     def _measured(self, model: Model, source: Source, stores: Stores) -> Model:
         costs = pass_costs(model.decoder, str(source.path), self._config.cache_dir, self._threads, stores)

@@ -1,6 +1,5 @@
 """What goes where: a pure function of facts, decided before anything is loaded."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from runtime.config import Wishes
@@ -13,9 +12,6 @@ LONGEST_CONTEXT = 131_072
 SHORTEST_CONTEXT = 4_096  # a default context is not halved below this to fit the memory
 
 
-Choice = Callable[[Plan], bool]
-
-
 @dataclass(frozen=True, slots=True)
 class Placed:
     """A plan that was chosen, and the ways next to it, whether they fit or not; None where there is none."""
@@ -25,51 +21,41 @@ class Placed:
     worse: Plan | None
 
 
-def has_runtime(way: Plan) -> bool:
-    """What can be run today."""
-    return way.has_runtime
-
-
-def any_way(way: Plan) -> bool:
-    """What could be run, some of it later."""
-    return True
-
-
-def plan(hardware: Hardware, pair: Pair, context: int, wishes: Wishes, choice: Choice = has_runtime) -> Plan:
-    """The best way that fits, of those in `choice` and as wished; raises `NoSuchDevice`, `TooFewGpus`, `OutOfMemory`,
-    and `InvalidSetting` where the model has fewer KV heads than GPUs are to share it."""
+def plan(hardware: Hardware, pair: Pair, context: int, wishes: Wishes) -> Plan:
+    """The best way that fits, as wished; raises `NoSuchDevice`, `TooFewGpus`, `OutOfMemory`, and `InvalidSetting` where
+    the model has fewer KV heads than GPUs are to share it."""
     wants_card = wishes.device == "cuda" or wishes.mode in ("gpu", "offload")
     if wants_card and hardware.gpu is None:
         others = ", ".join(gpu.name for gpu in hardware.gpus)
         raise NoSuchDevice("cuda", f"{others}, which is not used yet" if others else "no CUDA device")
     if wishes.gpus > 1 and len(hardware.used_gpus) < wishes.gpus:
         raise TooFewGpus(wishes.gpus, len(hardware.used_gpus))
-    allowed = _allowed(hardware, pair, context, wishes, choice)
+    allowed = _allowed(hardware, pair, context, wishes)
     chosen = next((way for way in allowed if way.fits), None)
     if chosen is not None:
         return chosen
     shorter = context // 2
     while shorter >= SHORTEST_CONTEXT:
-        if any(way.fits for way in _allowed(hardware, pair, shorter, wishes, choice)):
+        if any(way.fits for way in _allowed(hardware, pair, shorter, wishes)):
             raise _too_little(allowed, context, shorter)
         shorter //= 2
     raise _too_little(allowed, context, None)
 
 
 def worse(hardware: Hardware, pair: Pair, context: int, wishes: Wishes, failed: Plan) -> tuple[Plan, ...]:
-    """The ways behind the one that `failed` that can be run, as wished, and fit; the best first."""
+    """The ways behind the one that `failed` that are as wished and fit; the best first."""
     found = ways(hardware, pair, context, wishes)
     place = next((place for place, way in enumerate(found) if way.is_like(failed)), -1)
-    return tuple(way for way in found[place + 1 :] if way.has_runtime and way.fits and _is_wished(way, wishes))
+    return tuple(way for way in found[place + 1 :] if way.fits and _is_wished(way, wishes))
 
 
-def plan_longest(hardware: Hardware, pair: Pair, most: int, wishes: Wishes, choice: Choice = has_runtime) -> Plan:
+def plan_longest(hardware: Hardware, pair: Pair, most: int, wishes: Wishes) -> Plan:
     """The plan for the longest sequences that fit, of `most` tokens or of a half of that, a quarter, and so on; raises
     as `plan` does where even short ones do not fit."""
     context = min(most, LONGEST_CONTEXT)
     while True:
         try:
-            return plan(hardware, pair, context, wishes, choice)
+            return plan(hardware, pair, context, wishes)
         except OutOfMemory:
             if context <= SHORTEST_CONTEXT:
                 raise
@@ -83,8 +69,8 @@ def placed(chosen: Plan, hardware: Hardware, pair: Pair, wishes: Wishes) -> Plac
     return Placed(chosen, found[place - 1] if place else None, found[place + 1] if place + 1 < len(found) else None)
 
 
-def _allowed(hardware: Hardware, pair: Pair, context: int, wishes: Wishes, choice: Choice) -> list[Plan]:
-    return [way for way in ways(hardware, pair, context, wishes) if choice(way) and _is_wished(way, wishes)]
+def _allowed(hardware: Hardware, pair: Pair, context: int, wishes: Wishes) -> list[Plan]:
+    return [way for way in ways(hardware, pair, context, wishes) if _is_wished(way, wishes)]
 
 
 def _is_wished(way: Plan, wishes: Wishes) -> bool:

@@ -77,14 +77,14 @@ class Costs:
         last = len(self.passes) - 1
         return self.passes[min(gamma, last)] + max(0, gamma - last) * self.extra
 
-    def beside_bus(self, carried: float, most: int) -> "Costs":
-        """The same where passes over the full cache take `carried` plain steps to bring it, while they compute: as long
-        as either takes. For `most` tokens drafted at a time."""
+    def beside_bus(self, carried: float, most: int, for_draft: float = 0.0) -> "Costs":
+        """The same where passes over the full cache take `carried` plain steps to bring what they need, while they
+        compute: as long as either takes; and a drafted token's pass `for_draft`. For `most` drafted at a time."""
         if carried <= 0:
             return self
         plain = max(1.0, carried)
         verify = (max(self.verify(n), carried) / plain for n in range(most + 1))
-        return Costs(self.draft / plain, self.extra / plain, tuple(verify))
+        return Costs(max(self.draft, for_draft) / plain, self.extra / plain, tuple(verify))
 
     def speed_up(self, gamma: int, acceptance: float) -> float:
         """Tokens a round emits over what it costs; arXiv 2211.17192, equation 1 and theorem 3.8."""

@@ -26,7 +26,8 @@ FASTER = 0.95  # more threads are worth it where they take less than this share 
 
 def pass_costs(decoder: Decoder, name: str, cache_dir: Path, most_threads: int, stores: Stores = OWN) -> PassCosts:
     """Those kept in `cache_dir` for the model `name` on as many threads, else measured now, in a second or two."""
-    kinds = (str(decoder.dtype), str(decoder.precision), str(decoder.device))
+    device = f"{decoder.device}, weights streamed" if decoder.carried_bytes else str(decoder.device)
+    kinds = (str(decoder.dtype), str(decoder.precision), device)
     what = (FORMAT, name, decoder.spec, *kinds, most_threads, torch.__version__)
     path = place(cache_dir, "passes", what)
     if (kept := _read(path)) is not None:

@@ -90,10 +90,10 @@ def predict(
         return Prediction(prefill, 1 / plain, 1 / plain)
     budget = speculation.budget_for(context)
     draft = _step_seconds(spec, context, budget, dtype, read_bytes, speed)
-    draft = max(draft, _bus_seconds(speed, streamed.weights))
     extra = 2 * spec.n_parameters / speed.flops / computed if speed.bus is not None else EXTRA_TOKEN_ON_CPU
     most = speculation.most_drafted(streams=waited > 0)
-    costs = Costs(draft / computed, extra).beside_bus(waited / computed, most)
+    for_draft = _bus_seconds(speed, streamed.weights) / computed
+    costs = Costs(draft / computed, extra).beside_bus(waited / computed, most, for_draft)
     gain = costs.speed_up(costs.best_gamma(most, ACCEPTANCE), ACCEPTANCE)
     return Prediction(prefill, gain / plain, 1 / plain)
 

@@ -1,5 +1,6 @@
 """A sequence of tokens whose KV cache is kept, and the answers given from it."""
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -53,7 +54,8 @@ class Session:
     ) -> None:
         """For sequences of up to `n_tokens`, by which the rotary embedding is fixed. `full`: an empty store for the
         target's KV cache; None for one on the model's device. `bus`: bytes a second that reach the device from where
-        such a store lies. `stores` makes what holds keys and values."""
+        such a store, and weights that are streamed, lie. `stores` makes what holds keys and
+        values."""
         self.n_tokens = n_tokens
         self.eos_ids = target.tokenizer.eos_ids
         self.tokens: list[int] = []  # those whose keys and values the full store holds
@@ -94,7 +96,7 @@ class Session:
         spent.find_cached(min(cached, len(ids)))
         prefilling = time.perf_counter()
         decoding: float | None = None
-        before = self._full.bytes_moved
+        before = self._moved
         prefilled: BytesMoved | None = None
         tally = Tally("full")
         drafter: Drafter = NoDrafter()
@@ -108,13 +110,12 @@ class Session:
                 self._full.reserve(needed + ROOM)
             yield from prefill(self.decoder, self._full, sequence[:-1], cancel, observer, self._block)
             decoding = time.perf_counter()
-            prefilled = self._full.bytes_moved
+            prefilled = self._moved
             self._use_threads(is_decoding=True)
             if answer.reason is None and not cancel.is_set():
                 drafts = self.speculation.drafts
                 if drafts:
-                    carried = self._full.carried_bytes(len(sequence)) / self._bus if self._bus else 0.0
-                    costs = level_costs(self._target, self._draft, self.speculation, len(sequence), carried)
+                    costs = self._costs(len(sequence))
                     retrieval = self._refreshed_retrieval(costs)
                     drafter = compose(
                         self.decoder,
@@ -147,7 +148,7 @@ class Session:
             self.tokens = [*ids, *answer.ids][: self._full.length]
             spent.prefill_seconds += (decoding or time.perf_counter()) - prefilling
             spent.count_levels((tally.stats(), *drafter.levels()))
-            decoded = self._full.bytes_moved
+            decoded = self._moved
             spent.decode_moved_bytes += sum(decoded.since(prefilled)) if prefilled else 0
             self._count_bytes(spent, before)
         evidence = self._evidence(len(ids), answer, watched, request)
@@ -155,8 +156,20 @@ class Session:
         stats = spent.stats(len(ids), len(answer.ids), asked_at, decoding)
         yield Finished(answer.reason or "cancelled", answer.text, tuple(answer.ids), stats, evidence)
 
+    def _costs(self, n_tokens: int) -> LevelCosts:
+        """Of drafting after `n_tokens`, by what their passes must bring to the device."""
+        kv, weights = self._full.carried_bytes(n_tokens), self.decoder.carried_bytes
+        bus = self._bus or math.inf
+        return level_costs(self._target, self._draft, self.speculation, n_tokens, (kv + weights) / bus, weights / bus)
+
+    @property
+    def _moved(self) -> BytesMoved:
+        """What has crossed the bus so far: KV cache and weights."""
+        kv = self._full.bytes_moved
+        return kv._replace(to_device=kv.to_device + self.decoder.moved_bytes)
+
     def _count_bytes(self, spent: Spent, before: BytesMoved) -> None:
-        moved = self._full.bytes_moved.since(before)
+        moved = self._moved.since(before)
         spent.to_device_bytes += moved.to_device
         spent.from_device_bytes += moved.from_device
 
@@ -208,7 +221,8 @@ class Session:
     @property
     def _block(self) -> int:
         """Tokens of a prompt block."""
-        return block_length(self._target.spec.n_parameters, self.decoder.device, self._full.streams)
+        streams = self._full.streams or self.decoder.carried_bytes > 0
+        return block_length(self._target.spec.n_parameters, self.decoder.device, streams)
 
     def _cut(self, length: int) -> None:
         self._full.cut(length)

@@ -33,8 +33,9 @@ class Stats:
 
     `first_token_seconds` runs from the request's start (waiting for the device included) to the first token.
     `decode_seconds` runs from the first token to the last. `levels` goes from the target down. Bytes crossed the bus
-    between main memory and the device, of the KV cache alone: none where it lies on the device. `decode_moved_bytes`
-    did so both ways after prefill, and evidence is not among them. What an engine does not say is None.
+    between main memory and the device, of the KV cache and of weights: none where these lie on the device.
+    `decode_moved_bytes` did so both ways after prefill, and evidence is not among them. What an engine does not say is
+    None.
     """
 
     prompt_tokens: int

@@ -78,9 +78,9 @@ class Plan:
         return (self.mode, self.streamed.weights > 0) == (other.mode, other.streamed.weights > 0)
 
     @property
-    def has_runtime(self) -> bool:
-        """Streamed weights are planned, and run nowhere yet."""
-        return self.streamed.weights == 0
+    def name(self) -> str:
+        """The mode, and whether weights are streamed in it."""
+        return f"{self.mode}, with weights" if self.streamed.weights else self.mode
 
     @property
     def missing_bytes(self) -> int:
@@ -176,14 +176,14 @@ def _offloaded(hardware: Hardware, gpu: Gpu, whole: Plan, pair: Pair, wishes: Wi
 
 def _all_streamed(hardware: Hardware, gpu: Gpu, whole: Plan, pair: Pair, wishes: Wishes, with_weights: int) -> Plan:
     """Weights and KV cache in main memory; embeddings, draft model and retrieval cache on the card, which would need
-    `with_weights` bytes to hold the weights as well."""
+    `with_weights` bytes to hold the weights as well. Nothing is captured there."""
     spec, dtype, context = pair.target, whole.dtype, whole.context
     block = block_of(spec, torch.device("cuda"), streams=True)
     needed = replace(
         whole.bytes,
         weights=embedding_bytes(spec, dtype),
         full_kv=0,
-        buffers=whole.bytes.buffers + buffered_kv_bytes(spec, context, dtype) + buffered_weight_bytes(spec, dtype),
+        buffers=buffered_kv_bytes(spec, context, dtype) + buffered_weight_bytes(spec, dtype),
         activations=activation_bytes(spec, block, context, dtype, gpu),
     )
     streamed = Streamed(whole.bytes.weights - needed.weights, whole.bytes.full_kv)

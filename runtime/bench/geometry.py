@@ -54,7 +54,7 @@ def shapes_to_measure(entry: Entry, hardware: Hardware, context: int, config: En
         plan(hardware, pair, context, wishes)  # raises where it does not fit
     for way in ways(hardware, pair, context, wishes):
         is_wished = plays_card or (wishes.mode in ("auto", way.mode) and wishes.device in ("auto", way.device.type))
-        if not is_wished or not way.has_runtime:
+        if not is_wished or way.streamed.weights:  # of streamed weights nothing is measured by shape yet
             continue
         if way.device.type == "cuda" and not torch.cuda.is_available():
             raise HardwareRefused(str(config.hardware), "it describes a GPU that this machine does not have")

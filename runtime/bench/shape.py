@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from runtime.kv.full import FullStore
-from runtime.models.decoder import Layer, Weights
+from runtime.models.decoder import Weights
+from runtime.models.layer import Layer
 from runtime.models.linear import Linear
 from runtime.models.packed import Groups, PackedLinear
 from runtime.models.rope import Rope

@@ -1,20 +1,23 @@
 """One forward pass over any KV store, of every supported family: what tells them apart are features, which cost
 nothing where they are absent."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, rms_norm
 
+from runtime.kv.copying import CopyStream
 from runtime.kv.store import Cache, Store
 from runtime.models.attention import Attend
+from runtime.models.layer import Layer
 from runtime.models.linear import Linear
 from runtime.models.packed import PackedLinear
 from runtime.models.rope import Rope, rotate
 from runtime.models.spec import Spec
 from runtime.models.steps import FEW, Steps, TorchSteps, steps_for_few
+from runtime.models.streamed import StreamedLayers
 
 
 class Observer(Protocol):
@@ -26,33 +29,11 @@ class Observer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """Weights of one layer. `qkv` gives queries, keys and values side by side, `gate_up` gate and up.
-
-    Norms that a model does not have are None. The layer sees the newest `window` tokens, or all; `rope` says which of
-    the decoder's rotary embeddings it uses, if any.
-    """
-
-    attention_norm: Tensor
-    qkv: Linear
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    output: Linear
-    attention_post_norm: Tensor | None
-    mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
-    mlp_post_norm: Tensor | None
-    window: int | None
-    rope: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Weights:
     """All weights of a decoder. `embeddings` [vocab, hidden]."""
 
     embeddings: Tensor
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer, ...] | StreamedLayers
     norm: Tensor
     head: Linear
 
@@ -86,8 +67,6 @@ class Forward(Protocol):
 class Decoder:
     """A model with its rotary embeddings. It holds no sequence: that is in the store it is given."""
 
-    can_be_captured = True  # whether its passes depend on nothing outside of it (`graphs`)
-
     def __init__(self, spec: Spec, weights: Weights, ropes: tuple[Rope, ...], attend: Attend) -> None:
         self.spec = spec
         self._weights = weights
@@ -103,6 +82,31 @@ class Decoder:
         """The same weights under other rotary embeddings (another YaRN factor)."""
         return Decoder(self.spec, self._weights, ropes, self._attend)
 
+    def streaming(self, stream: CopyStream | None = None) -> "Decoder":
+        """The same model with its layers in main memory, from where every pass brings them to the device."""
+        layers = StreamedLayers(self._weights.layers, self.spec.n_layers, self.device, stream)
+        return Decoder(self.spec, replace(self._weights, layers=layers), self._ropes, self._attend)
+
+    @property
+    def carried_bytes(self) -> int:
+        """Bytes of weights that a pass moves to the device, whatever its store."""
+        return self._streamed.n_bytes if self._streamed else 0
+
+    @property
+    def moved_bytes(self) -> int:
+        """Those that have been moved so far, by all decoders of the same weights."""
+        return self._streamed.moved_bytes if self._streamed else 0
+
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether its passes depend on nothing outside of it (`graphs`): not where copies must be waited for."""
+        return self._streamed is None
+
+    @property
+    def _streamed(self) -> StreamedLayers | None:
+        layers = self._weights.layers
+        return layers if isinstance(layers, StreamedLayers) else None
+
     @property
     def device(self) -> torch.device:
         return self._weights.embeddings.device
@@ -114,8 +118,9 @@ class Decoder:
     @property
     def precision(self) -> torch.dtype:
         """What a pass of few tokens is rounded to: bfloat16 by packed weights, whatever the rest is computed in."""
-        first = self._weights.layers[0]
-        linears = (first.qkv, first.output, first.gate_up, first.down, self._weights.head)
+        layers = self._weights.layers
+        in_layers = () if isinstance(layers, StreamedLayers) else layers[0].linears
+        linears = (*in_layers, self._weights.head)
         return torch.bfloat16 if any(isinstance(linear, PackedLinear) for linear in linears) else self.dtype
 
     @torch.inference_mode()

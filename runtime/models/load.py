@@ -3,7 +3,7 @@
 import ctypes
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,17 @@ import torch
 
 from runtime.errors import ModelDamaged
 from runtime.events import Progress
+from runtime.kv.copying import CopyStream
 from runtime.models.attention import choose_attend
 from runtime.models.converted import converted
 from runtime.models.decoder import Decoder
 from runtime.models.gguf_header import read_header
+from runtime.models.layer import Layer
 from runtime.models.packed import can_pack
 from runtime.models.rope import Rope, build_ropes, planned_length
 from runtime.models.sources import Source
 from runtime.models.spec import SUPPORTED, Spec, read_spec, require, text_config
+from runtime.models.streamed import StreamedLayers
 from runtime.models.tensor_file import GgufFile, SafetensorsFolder, TensorFile
 from runtime.models.weights import WeightReader
 from runtime.native.ahead import compile_ahead
@@ -61,27 +64,37 @@ def load_model(
     device: torch.device,
     progress: Callable[[Progress], None],
     packs_float32: bool = False,
+    stream: CopyStream | None = None,
 ) -> Model:
     """Read the weights; progress counts layers. Raises `ModelDamaged`, `UnsupportedModel`.
 
     Weights stored in four-bit groups are kept so as well where that is faster: in bfloat16 on a CPU, and in float32 if
-    `packs_float32`, which then is no more exact than bfloat16 for few tokens.
+    `packs_float32`, which then is no more exact than bfloat16 for few tokens. With a `stream` the layers stay in main
+    memory, in dense form alone, and every pass brings them to the device on it.
     """
     spec = facts.spec
-    packs = can_pack(device) and (dtype == torch.bfloat16 or packs_float32)
+    packs = stream is None and can_pack(device) and (dtype == torch.bfloat16 or packs_float32)
     if device.type == "cpu":
         compile_ahead(spec.head_dim, dtype, packs)
-    reader = WeightReader(open_weights(source, spec), spec, dtype, device, packs)
-    layers = []
-    progress(Progress("load", 0, spec.n_layers))
-    for index in range(spec.n_layers):
-        layers.append(reader.layer(index))
-        progress(Progress("load", index + 1, spec.n_layers))
-    weights = reader.whole(tuple(layers), facts.tokenizer.n_tokens)
+    file = open_weights(source, spec)
+    reader = WeightReader(file, spec, dtype, device, packs)
+    if stream is None:
+        weights = reader.whole(tuple(_layers(reader, spec, progress)), facts.tokenizer.n_tokens)
+    else:
+        beside = WeightReader(file, spec, dtype, torch.device("cpu"))
+        layers = StreamedLayers(_layers(beside, spec, progress), spec.n_layers, device, stream)
+        weights = reader.whole(layers, facts.tokenizer.n_tokens)
     _give_back_memory()
     shortest = planned_length(1, facts.config, spec.trained_context)
     ropes = build_ropes(facts.config, spec.trained_context, shortest, device)
     return Model(Decoder(spec, weights, ropes, choose_attend(device, dtype)), facts.config, facts.tokenizer)
+
+
+def _layers(reader: WeightReader, spec: Spec, progress: Callable[[Progress], None]) -> Iterator[Layer]:
+    progress(Progress("load", 0, spec.n_layers))
+    for index in range(spec.n_layers):
+        yield reader.layer(index)
+        progress(Progress("load", index + 1, spec.n_layers))
 
 
 def _give_back_memory() -> None:

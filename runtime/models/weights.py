@@ -5,10 +5,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from runtime.errors import ModelDamaged
-from runtime.models.decoder import Layer, Weights
+from runtime.models.decoder import Weights
+from runtime.models.layer import Layer
 from runtime.models.linear import Linear
 from runtime.models.packed import PackedLinear, joined, packed_bytes
 from runtime.models.spec import Spec
+from runtime.models.streamed import StreamedLayers
 from runtime.models.tensor_file import TensorFile
 
 
@@ -44,7 +46,7 @@ class WeightReader:
             rope=spec.rope_of(index),
         )
 
-    def whole(self, layers: tuple[Layer, ...], n_tokens: int) -> Weights:
+    def whole(self, layers: tuple[Layer, ...] | StreamedLayers, n_tokens: int) -> Weights:
         """The model, from its layers: embeddings, last norm and output head besides.
 
         Rows of the head beyond the tokenizer's `n_tokens` are padding, which could only be drawn by mistake: they

@@ -22,8 +22,6 @@ from runtime.stores import OWN, kv_shape
 class LedDecoder(Decoder):
     """Rank 0's part of a model; a pass through it is one through all parts. `spec` is that of the part."""
 
-    can_be_captured = False  # other ranks must be told of every pass
-
     def __init__(self, team: Team, spec: Spec, weights: Weights, ropes: tuple[Rope, ...], attend: Attend) -> None:
         super().__init__(spec, weights, ropes, attend)
         self._team = team
@@ -34,6 +32,11 @@ class LedDecoder(Decoder):
     def leading(cls, team: Team, part: Decoder, ropes: tuple[Rope, ...]) -> "LedDecoder":
         """Of rank 0's part of the model."""
         return cls(team, part.spec, part._weights, ropes, part._attend)
+
+    @property
+    def can_be_captured(self) -> bool:
+        """Never: other ranks must be told of every pass."""
+        return False
 
     def with_rope(self, ropes: tuple[Rope, ...]) -> "LedDecoder":
         return LedDecoder(self._team, self.spec, self._weights, ropes, self._attend)

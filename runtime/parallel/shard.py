@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from runtime.errors import InvalidSetting
-from runtime.models.decoder import Layer, Weights
+from runtime.models.decoder import Weights
+from runtime.models.layer import Layer
 from runtime.models.linear import Linear
 from runtime.models.spec import Spec
 

@@ -141,7 +141,7 @@ def test_the_plan_is_shown_with_its_parts_its_predictions_and_the_choices_beside
     assert f"streamed to the cardfull KV cache{gib(placed.chosen.streamed.full_kv)}" in words
     assert words.count("Predicted, not measured: ") == 2  # of this one and of the next worse
     assert "Next better: on the GPU (gpu), for which " in words
-    assert "Next worse: on the GPU, weights and KV cache in main memory (offload), which has no runtime yet." in words
+    assert "Next worse: on the GPU, weights and KV cache in main memory (offload). Predicted" in words
     assert "Where it runs" not in engine.head(Facts())
 
 

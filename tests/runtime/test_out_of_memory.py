@@ -326,16 +326,20 @@ def on_a_card(folder: Path, **options: Any) -> tuple[Any, Loaded]:
 
 
 def test_weights_are_loaded_anew_only_where_they_must_lie_elsewhere(folder: Path) -> None:
-    """From the card to the card they stay; to the processor they are read again, with the draft's."""
+    """From the card to the card they stay, then go to main memory as they are, but for the draft's; for the processor
+    they are read again, with the draft's."""
     loader, loaded = on_a_card(folder, draft_model=str(folder / "draft"))
     seen: list[Progress] = []
     second = loader.next(loaded, 500, seen.append)
     assert (second.plan.mode, second.target, second.draft, seen) == ("offload", loaded.target, loaded.draft, [])
     third = loader.next(second, 500, seen.append)
-    assert third.plan.mode == "cpu"
-    assert (third.target is loaded.target, third.draft is loaded.draft) == (False, False)
+    assert (third.plan.name, third.draft, seen) == ("offload, with weights", loaded.draft, [])
+    assert third.target.decoder.carried_bytes == third.plan.streamed.weights
+    last = loader.next(third, 500, seen.append)
+    assert last.plan.mode == "cpu"
+    assert (last.target.decoder.carried_bytes, last.draft is loaded.draft) == (0, False)
     assert {event.stage for event in seen} == {"load"}
-    assert loader.next(third, 500, seen.append) is None
+    assert loader.next(last, 500, seen.append) is None
 
 
 def test_a_mode_that_was_asked_for_is_not_left(folder: Path) -> None:
@@ -346,9 +350,10 @@ def test_a_mode_that_was_asked_for_is_not_left(folder: Path) -> None:
 def test_ways_behind_one_fit_and_are_as_wished(folder: Path) -> None:
     pair = Pair(model(0).spec)
     failed = ways(machine(64, 24), pair, 500, Wishes())[0]
-    assert [way.mode for way in worse(machine(64, 24), pair, 500, Wishes(), failed)] == ["offload", "cpu"]
+    names = ["offload", "offload, with weights", "cpu"]
+    assert [way.name for way in worse(machine(64, 24), pair, 500, Wishes(), failed)] == names
     assert worse(replace(machine(64, 24), ram_free_bytes=0), pair, 500, Wishes(), failed) == ()
-    assert [way.mode for way in worse(machine(64, 24), pair, 500, Wishes(device="cuda"), failed)] == ["offload"]
+    assert [way.name for way in worse(machine(64, 24), pair, 500, Wishes(device="cuda"), failed)] == names[:2]
 
 
 def test_weights_that_find_no_memory_are_an_error_with_numbers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,6 +365,7 @@ def test_weights_that_find_no_memory_are_an_error_with_numbers(folder: Path, mon
     loader, loaded = on_a_card(folder)
     second = loader.next(loaded, 500, lambda _: None)
     monkeypatch.setattr("runtime.loading.load_model", fails)
+    monkeypatch.setattr("runtime.models.streamed.StreamedLayers._allocate", fails)
     assert loader.next(second, 500, lambda _: None) is None
     with pytest.raises(OutOfMemory) as refused:
         assemble(config(folder, device="cpu"), lambda _: None)
