@@ -22,6 +22,8 @@ _PLACES = {"gpu": "on the GPU", "offload": "on the GPU, its KV cache in main mem
 def place(way: Plan) -> str:
     """Where the model is, the mode with it."""
     where = "on the GPU, weights and KV cache in main memory" if way.streamed.weights else _PLACES[way.mode]
+    if way.is_on_disk:
+        where += ", its KV cache on the disk"
     return f"{where} ({way.mode})"
 
 
@@ -33,11 +35,16 @@ def on_device(way: Plan) -> Iterator[tuple[str, str]]:
 
 
 def streamed(way: Plan) -> Iterator[tuple[str, str]]:
-    """What lies in main memory beside the card; nothing where all is on one device."""
+    """What lies in main memory beside the card, or on the disk; nothing where all is on one device."""
     sizes = asdict(way.streamed)
     yield from ((PARTS[name], gib(size)) for name, size in sizes.items() if size)
     if way.streamed.total:
-        yield "together", f"{gib(way.streamed.total)} of {gib(way.ram_free_bytes)} free"
+        yield "together", f"{gib(way.streamed.total)} of {gib(way.beside_free_bytes)} free"
+
+
+def beside(way: Plan) -> str:
+    """Where what `streamed` gives lies."""
+    return "On the disk, and read layer by layer" if way.is_on_disk else "In main memory, and streamed to the card"
 
 
 def speed(way: Plan) -> str:
@@ -64,4 +71,6 @@ def lacking(way: Plan) -> str:
     if way.bytes.total - way.free_bytes == missing:
         where = "of memory" if way.mode == "cpu" else "on the card"
         return f"{gib(missing)} {where} are lacking: it needs {gib(way.bytes.total)}"
+    if way.is_on_disk:
+        return f"{gib(missing)} of disk are lacking for a KV cache of {gib(way.streamed.total)}"
     return f"{gib(missing)} of main memory are lacking beside the card, which would stream {gib(way.streamed.total)}"

@@ -6,7 +6,7 @@ from typing import TextIO
 
 from app.arguments import ShowPlan
 from app.naming import shown
-from app.plan_words import neighbour, on_device, place, speed, streamed
+from app.plan_words import beside, neighbour, on_device, place, speed, streamed
 from app.settings import Settings
 from runtime.catalogue import Entry, load_catalogue
 from runtime.errors import InvalidSetting
@@ -122,6 +122,7 @@ def _way(way: Plan) -> dict[str, object]:
         "free_bytes": way.free_bytes,
         "streamed_bytes": asdict(way.streamed),
         "ram_free_bytes": way.ram_free_bytes,
+        "kv_on_disk": way.is_on_disk,
         "fits": way.fits,
         "predicted": asdict(way.predicted),
     }
@@ -134,7 +135,7 @@ def _described(planned: Planned) -> str:
     where = "In main memory" if best.mode == "cpu" else "On the card" if best.n_gpus == 1 else "On the fullest card"
     lines += ["", f"{where}:", *map(_line, on_device(best))]
     if best.streamed.total:
-        lines += ["", "In main memory, and streamed to the card:", *map(_line, streamed(best))]
+        lines += ["", f"{beside(best)}:", *map(_line, streamed(best))]
     lines += ["", speed(best), ""]
     lines.append(f"Next better: {neighbour(planned.best.better)}")
     lines.append(f"Next worse: {neighbour(planned.best.worse)}")

@@ -125,6 +125,12 @@ def _explain_answering(error: answering.EngineError) -> Problem:
                 f"{shown(path)} needs {_size(needed, 'bytes')} of free space and has {_size(free, 'bytes')}.",
                 "Free some space and start again.",
             )
+        case answering.KvDiskFull(path=path, needed_bytes=needed, free_bytes=free):
+            return Problem(
+                f"The KV cache needs {_size(needed, 'bytes')} on the disk of {shown(path)}, which has "
+                f"{_size(free, 'bytes')} free.",
+                "Free some space or choose fewer pages, and ask again.",
+            )
         case answering.ModelDamaged(path=path, reason=reason):
             return Problem(
                 f"The model file {shown(path)} is damaged: {_reason(reason)}.",

@@ -1,20 +1,23 @@
 """The engine: the only place that chooses implementations, and the one worker that owns the device."""
 
 import queue
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from runtime.answer import Answer
 from runtime.config import EngineConfig, Request, Speculation
-from runtime.errors import ContextExceeded, InvalidSetting, MemoryRanOut
+from runtime.errors import ContextExceeded, InvalidSetting, KvDiskFull, MemoryRanOut
 from runtime.events import Event, Notice, Progress
 from runtime.footprint import BUFFERED_LAYERS, layer_kv_bytes
 from runtime.hardware import count_cores, free_bytes, is_out_of_memory, release_cached
 from runtime.kv.full import FullStore
+from runtime.kv.mapped import MappedStore, free_disk_bytes
 from runtime.loading import Loaded, NextWay, find
 from runtime.memory import Placed
 from runtime.models.rope import planned_length, rope_kind, stretch
@@ -72,18 +75,27 @@ def assemble(config: EngineConfig, progress: Callable[[Progress], None], backend
         notes=loaded.notes,
         placed=loaded.placed,
     )
-    return Engine(described, loaded, config.speculation, loader.next)
+    return Engine(described, loaded, config.speculation, loader.next, config.cache_dir)
 
 
 class Engine:
     """Answers prompts one at a time, in the order they came, keeping the KV of the last ones."""
 
-    def __init__(self, facts: EngineFacts, loaded: Loaded, speculation: Speculation, next_way: NextWay) -> None:
-        """`next_way` loads what to go on with where memory runs out."""
+    def __init__(
+        self,
+        facts: EngineFacts,
+        loaded: Loaded,
+        speculation: Speculation,
+        next_way: NextWay,
+        folder: Path | None = None,
+    ) -> None:
+        """`next_way` loads what to go on with where memory runs out. A KV cache on disk lies in `folder`, None: the
+        system's own for temporary files."""
         self.facts = facts
         self.tokenizer = loaded.target.tokenizer
         self._loaded, self._next_way = loaded, next_way
         self._speculation = speculation
+        self._folder = folder or Path(tempfile.gettempdir())
         self._sessions: list[Session] = []  # the one used last comes last
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._work, name="fullread-engine", daemon=True)
@@ -118,8 +130,7 @@ class Engine:
         `Session`, None as planned."""
         loaded = self._loaded
         planned = planned_length(n_tokens, loaded.target.config, self.facts.trained_context)
-        if full is None:
-            full = loaded.stores.full(loaded.target.decoder, loaded.plan.n_on_device)
+        full = full or self._new_store()
         bus, speculation = bus or loaded.plan.bus, self._speculation
         return Session(loaded.target, loaded.draft, speculation, planned, full, bus, loaded.stores)
 
@@ -127,6 +138,13 @@ class Engine:
     def kv_shape(self) -> Shape:
         """What a store for the target's KV cache is made for."""
         return kv_shape(self._loaded.target.decoder)
+
+    def _new_store(self) -> FullStore:
+        """For the target's KV cache, where the plan wants it."""
+        loaded = self._loaded
+        if loaded.plan.is_on_disk:
+            return MappedStore(*self.kv_shape, self._folder, loaded.target.spec.windows)
+        return loaded.stores.full(loaded.target.decoder, loaded.plan.n_on_device)
 
     def close(self) -> None:
         """Let the running answer end and the worker stop."""
@@ -147,7 +165,7 @@ class Engine:
         """The events of an answer, through whatever memory it takes.
 
         Where that runs out, all is let go but the tokens of this question, and it is tried once more; then the next
-        worse way goes on behind what has been emitted. Raises `MemoryRanOut` where there is none.
+        worse way goes on behind what has been emitted. Raises `MemoryRanOut` where there is none, and `KvDiskFull`.
         """
         answer = Answer(self.tokenizer.decode, self._loaded.target.tokenizer.eos_ids, job.request)
         n_tokens = len(job.ids) + job.request.max_tokens
@@ -157,8 +175,8 @@ class Engine:
                 session = session or self._session_for(job.ids + answer.ids, n_tokens)
                 yield from session.answer(job.ids, job.request, job.cancel, job.asked_at, answer)
                 return
-            except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
+            except (MemoryError, RuntimeError, KvDiskFull) as error:
+                if not is_out_of_memory(error) or (was_tried and isinstance(error, KvDiskFull)):
                     raise
             # Out of the handler, whose error holds the frames of the pass and all their tensors.
             self._let_go_beside(session)
@@ -217,16 +235,15 @@ class Engine:
 
     def _make_room(self, n_tokens: int) -> None:
         """Let go of kept sessions, the oldest first, while a new one of `n_tokens` would not fit beside them."""
-        decoder = self._loaded.target.decoder
+        plan, decoder = self._loaded.plan, self._loaded.target.decoder
         layer_bytes = n_tokens * layer_kv_bytes(decoder.spec, decoder.dtype)
         n_here, n_beside = decoder.spec.n_layers, 0
-        if self._loaded.plan.mode == "offload":
-            n_here, n_beside = (
-                self._loaded.plan.layers_on_gpu + BUFFERED_LAYERS,
-                n_here - self._loaded.plan.layers_on_gpu,
-            )
-        needed = ((decoder.device, n_here), (torch.device("cpu"), n_beside))
-        while self._sessions and any(n_layers * layer_bytes > free_bytes(device) for device, n_layers in needed):
+        if plan.mode == "offload" or plan.is_on_disk:
+            n_here, n_beside = plan.layers_on_gpu + BUFFERED_LAYERS, n_here - plan.layers_on_gpu
+        while self._sessions:
+            beside = free_disk_bytes(self._folder) if plan.is_on_disk else free_bytes(torch.device("cpu"))
+            if n_here * layer_bytes <= free_bytes(decoder.device) and n_beside * layer_bytes <= beside:
+                break
             del self._sessions[0]
 
     def _factor(self, n_tokens: int) -> float:

@@ -37,6 +37,14 @@ class DiskFull(EngineError):
         self.path, self.needed_bytes, self.free_bytes = path, needed_bytes, free_bytes
 
 
+class KvDiskFull(EngineError):
+    """A KV cache that lies on the disk of `path` needs more of it than is free."""
+
+    def __init__(self, path: str, needed_bytes: int, free_bytes: int) -> None:
+        super().__init__(path, needed_bytes, free_bytes)
+        self.path, self.needed_bytes, self.free_bytes = path, needed_bytes, free_bytes
+
+
 class ModelDamaged(EngineError):
     """A model file is not what it should be (hash, size, missing or misshapen tensor)."""
 

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Literal
 import psutil
 import torch
 
+from runtime.errors import KvDiskFull
+from runtime.kv.mapped import free_disk_bytes
 from runtime.models.attention import cpu_multiplies_bfloat16
 from runtime.rates import kept_rates
 
@@ -82,7 +83,7 @@ def detect(cache_dir: Path) -> Hardware:
         cores=count_cores(),
         ram_bytes=memory.total,
         ram_free_bytes=memory.available,
-        disk_free_bytes=_free_disk(cache_dir),
+        disk_free_bytes=free_disk_bytes(cache_dir),
         cpu_has_bfloat16=cpu_multiplies_bfloat16(),
         gpus=(*_cuda_cards(cache_dir), *_apple_card(cache_dir)),
     )
@@ -99,8 +100,9 @@ def free_bytes(device: torch.device) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, of a card or of the processor; PyTorch says the latter by a plain `RuntimeError`."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+    """Whether memory ran out, of a card, of the processor, which PyTorch says by a plain `RuntimeError`, or of a disk
+    that is used as such."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError | KvDiskFull):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
@@ -145,12 +147,6 @@ def _apple_card(cache_dir: Path) -> tuple[Gpu, ...]:
     free = min(total - torch.mps.driver_allocated_memory(), psutil.virtual_memory().available)
     rows = rates.host_to_device, rates.memory, rates.flops
     return (Gpu("Apple GPU", total, free, None, *rows, kind="mps"),)
-
-
-def _free_disk(folder: Path) -> int:
-    """Of the disk that `folder` is on, or will be."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    return shutil.disk_usage(there).free
 
 
 class CoresTaken:

@@ -120,6 +120,8 @@ class Loader:
     def _next(self, failed: Plan, n_tokens: int, progress: Report, loaded: Loaded | None) -> Loaded | None:
         hardware, wishes = self._hardware(loaded), self._wishes
         for way in worse(hardware, self._pair, n_tokens, wishes, failed):
+            if way.is_on_disk and self._config.gpus > 1:
+                continue  # the ranks of a team hold their parts in memory
             place = placed(way, hardware, self._pair, wishes)
             release_cached()
             try:

@@ -1,6 +1,6 @@
 """What goes where: a pure function of facts, decided before anything is loaded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runtime.config import Wishes
 from runtime.errors import NoSuchDevice, OutOfMemory, TooFewGpus
@@ -51,8 +51,8 @@ def worse(hardware: Hardware, pair: Pair, context: int, wishes: Wishes, failed: 
 
 def plan_longest(hardware: Hardware, pair: Pair, most: int, wishes: Wishes) -> Plan:
     """The plan for the longest sequences that fit, of `most` tokens or of a half of that, a quarter, and so on; raises
-    as `plan` does where even short ones do not fit."""
-    context = min(most, LONGEST_CONTEXT)
+    as `plan` does where even short ones do not fit. None of them lie on a disk: that is for who asks for so many."""
+    context, hardware = min(most, LONGEST_CONTEXT), replace(hardware, disk_free_bytes=0)
     while True:
         try:
             return plan(hardware, pair, context, wishes)
@@ -78,8 +78,8 @@ def _is_wished(way: Plan, wishes: Wishes) -> bool:
 
 
 def _too_little(allowed: list[Plan], context: int, fitting: int | None) -> OutOfMemory:
-    """What the way that lacks least would need, and of what."""
-    nearest = min(allowed, key=lambda way: way.missing_bytes)
+    """What the way in memory that lacks least would need, and of what."""
+    nearest = min((way for way in allowed if not way.is_on_disk), key=lambda way: way.missing_bytes)
     elsewhere = f"{'weights and ' if nearest.streamed.weights else ''}the KV cache of {context:,} tokens in main memory"
     if nearest.bytes.total - nearest.free_bytes < nearest.missing_bytes:
         needed = nearest.streamed.total + MARGIN_BYTES

@@ -20,6 +20,7 @@ CORE_FLOPS = {torch.bfloat16: 2.4e11}
 CORE_FLOPS_ELSEWISE = 4e10
 MEMORY_BYTES_PER_SECOND = 25e9
 LAYER_SECONDS_ON_CPU = 2.5e-4
+DISK_BYTES_PER_SECOND = 1e9  # assumed: between home disks at the SATA bus (0.5) and at PCIe (2 and more)
 # Of each token drafted over the retrieval cache; a token more in a verify pass, in plain steps.
 ACCEPTANCE = 0.8
 EXTRA_TOKEN_ON_CPU = 0.08
@@ -28,17 +29,20 @@ EXTRA_TOKEN_ON_CPU = 0.08
 @dataclass(frozen=True, slots=True)
 class Speed:
     """Rates a second that passes reach, and what each layer takes however little it does. Where `bus` is not None, it
-    carries what does not lie on the device."""
+    carries what does not lie on the device. `extra_token` is what a token more takes of a verify pass, None where that
+    is arithmetic alone."""
 
     flops: float
     memory: float
     layer_seconds: float
     bus: float | None = None
+    extra_token: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """Bytes that stay in main memory and cross the bus in every pass over the full cache; weights in every pass."""
+    """Bytes that stay in main memory, or on a disk, and cross the bus in every pass over the full cache; weights in
+    every pass."""
 
     weights: int = 0
     full_kv: int = 0
@@ -63,9 +67,10 @@ def card_speed(gpu: Gpu) -> Speed:
     return Speed(SHARE_OF_FLOPS * gpu.flops, memory, LAYER_SECONDS_ON_CARD, bus)
 
 
-def processor_speed(cores: int, dtype: torch.dtype) -> Speed:
-    """What the processor is taken to reach."""
-    return Speed(cores * CORE_FLOPS.get(dtype, CORE_FLOPS_ELSEWISE), MEMORY_BYTES_PER_SECOND, LAYER_SECONDS_ON_CPU)
+def processor_speed(cores: int, dtype: torch.dtype, bus: float | None = None) -> Speed:
+    """What the processor is taken to reach; `bus` as in `Speed`."""
+    flops = cores * CORE_FLOPS.get(dtype, CORE_FLOPS_ELSEWISE)
+    return Speed(flops, MEMORY_BYTES_PER_SECOND, LAYER_SECONDS_ON_CPU, bus, EXTRA_TOKEN_ON_CPU)
 
 
 def predict(
@@ -90,7 +95,8 @@ def predict(
         return Prediction(prefill, 1 / plain, 1 / plain)
     budget = speculation.budget_for(context)
     draft = _step_seconds(spec, context, budget, dtype, read_bytes, speed)
-    extra = 2 * spec.n_parameters / speed.flops / computed if speed.bus is not None else EXTRA_TOKEN_ON_CPU
+    by_arithmetic = 2 * spec.n_parameters / speed.flops / computed
+    extra = by_arithmetic if speed.extra_token is None else speed.extra_token
     most = speculation.most_drafted(streams=waited > 0)
     for_draft = _bus_seconds(speed, streamed.weights) / computed
     costs = Costs(draft / computed, extra).beside_bus(waited / computed, most, for_draft)

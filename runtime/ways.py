@@ -1,8 +1,8 @@
 """The ways to run a model on a machine, each with what it needs: from facts alone.
 
-There are four, the best first: all of it on the card (`gpu`); its KV cache in main memory but for as many layers' as
+There are five, the best first: all of it on the card (`gpu`); its KV cache in main memory but for as many layers' as
 fit the card, streamed layer by layer (`offload`); its weights streamed as well (`offload` too); the processor alone
-(`cpu`).
+(`cpu`); the same with the KV cache on the disk, read layer by layer (`cpu` too).
 """
 
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ import torch
 
 from runtime.config import DtypeChoice, Wishes
 from runtime.footprint import (
+    BUFFERED_LAYERS,
     CUDA_CONTEXT_BYTES,
     MARGIN_BYTES,
     Bytes,
@@ -32,7 +33,7 @@ from runtime.footprint import (
 )
 from runtime.hardware import Gpu, Hardware
 from runtime.parallel.shard import largest
-from runtime.predictions import Prediction, Streamed, card_speed, predict, processor_speed
+from runtime.predictions import DISK_BYTES_PER_SECOND, Prediction, Streamed, card_speed, predict, processor_speed
 
 Mode = Literal["gpu", "offload", "cpu"]
 
@@ -42,9 +43,10 @@ class Plan:
     """One way to run a model for sequences of `context` tokens, whether it fits or not.
 
     `bytes` lie on the device that computes, which has `free_bytes`; `streamed` in main memory, which has
-    `ram_free_bytes`. `layers_on_gpu` have their KV on the card; `bus` bytes a second reach it from main memory, None on
-    a processor. Where `n_gpus` share the heads, all this is that of the fullest, with its part of main memory. `reason`
-    is one sentence with the numbers it rests on.
+    `ram_free_bytes`, or on the disk where that has `disk_free_bytes`. `layers_on_gpu` have their KV on the card; `bus`
+    bytes a second reach the device from where the rest lies, None where all is there. Where `n_gpus` share the heads,
+    all this is that of the fullest, with its part of main memory. `reason` is one sentence with the numbers it rests
+    on.
     """
 
     mode: Mode
@@ -59,6 +61,17 @@ class Plan:
     predicted: Prediction
     bus: float | None = None
     n_gpus: int = 1
+    disk_free_bytes: int | None = None
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether the KV cache is."""
+        return self.disk_free_bytes is not None
+
+    @property
+    def beside_free_bytes(self) -> int:
+        """Of what the streamed parts lie on."""
+        return self.ram_free_bytes if self.disk_free_bytes is None else self.disk_free_bytes
 
     @property
     def device(self) -> torch.device:
@@ -75,19 +88,22 @@ class Plan:
 
     def is_like(self, other: "Plan") -> bool:
         """Whether it is the same way, of whatever sizes."""
-        return (self.mode, self.streamed.weights > 0) == (other.mode, other.streamed.weights > 0)
+        ours, theirs = ((way.mode, way.streamed.weights > 0, way.is_on_disk) for way in (self, other))
+        return ours == theirs
 
     @property
     def name(self) -> str:
-        """The mode, and whether weights are streamed in it."""
+        """The mode, and whether weights are streamed in it, or the KV cache lies on the disk."""
+        if self.is_on_disk:
+            return f"{self.mode}, with the KV cache on disk"
         return f"{self.mode}, with weights" if self.streamed.weights else self.mode
 
     @property
     def missing_bytes(self) -> int:
-        """What the device, or main memory beside it, has too little of."""
+        """What the device, or main memory or the disk beside it, has too little of."""
         on_device = max(0, self.bytes.total - self.free_bytes)
         streams = self.streamed.total > 0
-        beside = max(0, self.streamed.total + MARGIN_BYTES - self.ram_free_bytes) if streams else 0
+        beside = max(0, self.streamed.total + MARGIN_BYTES - self.beside_free_bytes) if streams else 0
         return max(on_device, beside)
 
 
@@ -109,7 +125,9 @@ def _all_ways(hardware: Hardware, pair: Pair, context: int, wishes: Wishes) -> I
         offloaded = _offloaded(hardware, gpu, whole, pair, wishes)
         yield offloaded
         yield _all_streamed(hardware, gpu, whole, pair, wishes, offloaded.bytes.total - offloaded.bytes.full_kv)
-    yield _on_processor(hardware, pair, context, wishes, needs_on_card)
+    in_memory = _on_processor(hardware, pair, context, wishes, needs_on_card)
+    yield in_memory
+    yield _from_disk(hardware, in_memory, pair, wishes)
 
 
 def _shared(hardware: Hardware, pair: Pair, context: int, wishes: Wishes) -> Iterator[Plan]:
@@ -238,6 +256,32 @@ def _on_processor(hardware: Hardware, pair: Pair, context: int, wishes: Wishes, 
     read_bytes = packed_bytes or weight_bytes(spec, dtype)
     predicted = predict(spec, context, dtype, read_bytes, speed, Streamed(), block, speculation)
     return Plan("cpu", dtype, context, reason, 0, needed, free, Streamed(), free, predicted)
+
+
+def _from_disk(hardware: Hardware, in_memory: Plan, pair: Pair, wishes: Wishes) -> Plan:
+    """As the processor alone, but for the KV cache: on the disk, of which two layers are in memory at a time."""
+    spec, dtype, context = pair.target, in_memory.dtype, in_memory.context
+    free, disk_free = hardware.ram_free_bytes, hardware.disk_free_bytes
+    block = block_of(spec, torch.device("cpu"), streams=True)
+    needed = replace(
+        in_memory.bytes,
+        full_kv=0,
+        buffers=BUFFERED_LAYERS * kv_tokens(context) * layer_kv_bytes(spec, dtype),
+        activations=activation_bytes(spec, block, context, dtype, None),
+    )
+    streamed = Streamed(full_kv=in_memory.bytes.full_kv)
+    wanted = "" if in_memory.fits else f" where {gib(in_memory.bytes.total)} are needed with the KV cache"
+    reason = (
+        f"{gib(free)} of memory are free{wanted}, so the KV cache, {gib(streamed.full_kv)}, lies on the disk, which "
+        f"has {gib(disk_free)} free, and is read layer by layer, at an assumed {DISK_BYTES_PER_SECOND / 1e9:g} GB a "
+        f"second; {gib(needed.total)} of memory are needed beside."
+    )
+    speed = processor_speed(hardware.cores, dtype, DISK_BYTES_PER_SECOND)
+    read_bytes = pair.packed_bytes if wishes.packs and pair.packed_bytes else weight_bytes(spec, dtype)
+    predicted = predict(spec, context, dtype, read_bytes, speed, streamed, block, wishes.speculation)
+    return Plan(
+        "cpu", dtype, context, reason, 0, needed, free, streamed, free, predicted, speed.bus, disk_free_bytes=disk_free
+    )
 
 
 def _why_processor(hardware: Hardware, wishes: Wishes, needs_on_card: int | None) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from app.plan_words import neighbour, on_device, place, speed, streamed
+from app.plan_words import beside, neighbour, on_device, place, speed, streamed
 from app.ui import markup
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _plan(placed: "Placed | None") -> str:
     there = "In main memory" if chosen.mode == "cpu" else "On the card"
     tables = _table(there, on_device(chosen))
     if chosen.streamed.total:
-        tables += _table("In main memory, and streamed to the card", streamed(chosen))
+        tables += _table(beside(chosen), streamed(chosen))
     sentences = (
         f"{_begun(place(chosen))}.",
         speed(chosen),

@@ -54,7 +54,7 @@ def shapes_to_measure(entry: Entry, hardware: Hardware, context: int, config: En
         plan(hardware, pair, context, wishes)  # raises where it does not fit
     for way in ways(hardware, pair, context, wishes):
         is_wished = plays_card or (wishes.mode in ("auto", way.mode) and wishes.device in ("auto", way.device.type))
-        if not is_wished or way.streamed.weights:  # of streamed weights nothing is measured by shape yet
+        if not is_wished or way.streamed.weights or way.is_on_disk:  # neither is measured by shape yet
             continue
         if way.device.type == "cuda" and not torch.cuda.is_available():
             raise HardwareRefused(str(config.hardware), "it describes a GPU that this machine does not have")
@@ -71,7 +71,8 @@ def _layers_that_fit(pair: Pair, hardware: Hardware, way: Plan, config: EngineCo
     needed = 0
     for n_layers in range(pair.target.n_layers, 0, -1):
         fewer = replace(pair, target=replace(pair.target, n_layers=n_layers))
-        needed = ways(hardware, fewer, way.context, config.wishes)[-1].bytes.total
+        found = ways(hardware, fewer, way.context, config.wishes)
+        needed = next(other for other in found if other.is_like(way)).bytes.total
         if plays_card:
             needed += buffered_kv_bytes(fewer.target, way.context, way.dtype)
         if needed <= way.free_bytes:

@@ -1,2 +1,2 @@
-"""Stores of keys and values behind one protocol: full (on the device or in host memory), retrieval, streaming; and
-chunk scores as pure functions."""
+"""Stores of keys and values behind one protocol: full (on the device, in host memory or on the disk), retrieval,
+streaming; and chunk scores as pure functions."""

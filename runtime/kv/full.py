@@ -104,8 +104,8 @@ class FullStore:
 
     def gather(self, layer: int, chunks: Tensor, chunk_size: int, keys: Tensor, values: Tensor) -> None:
         """Copy whole chunks [kv_heads, n_chunks] to the front of `keys` and `values` [kv_heads, room, head_dim]."""
-        for source, out in zip(self.read(layer), (keys, values), strict=True):
-            gather_chunks(source, chunks, chunk_size, out)
+        for source, out in ((self._keys[layer], keys), (self._values[layer], values)):
+            gather_chunks(source[:, : self._length], chunks, chunk_size, out)
 
     def trim(self, length: int) -> None:
         if length < self._committed:

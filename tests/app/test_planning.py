@@ -101,6 +101,24 @@ def test_without_a_context_the_longest_that_fits_is_planned(home, tmp_path):
     assert record(small, model=LARGE)["context"] == 65_536
 
 
+def test_a_kv_cache_on_the_disk_is_planned_for_who_asks_for_so_much(home, tmp_path):
+    small = tmp_path / "small.toml"
+    small.write_text(written(machine(26, bfloat16=True)), "utf-8")
+    options = {"model": LARGE, "context": 131_072}
+    found = record(small, **options)
+    assert (found["mode"], found["kv_on_disk"]) == ("cpu", True)
+    assert (found["next_better"]["kv_on_disk"], found["next_better"]["fits"]) == (False, False)
+    text = planned(Settings(hardware=small, **options))
+    assert text.startswith(f"{LARGE} with 131,072 tokens: on the processor, its KV cache on the disk (cpu).\n")
+    assert "On the disk, and read layer by layer:\n  full KV cache                16.0 GiB\n" in text
+    assert "16.0 GiB of 100.0 GiB free" in text
+    full = tmp_path / "full.toml"
+    full.write_text(written(machine(64, bfloat16=True, disk_gib=10)), "utf-8")
+    assert "(cpu), for which 7.0 GiB of disk are lacking for a KV cache of 16.0 GiB." in planned(
+        Settings(hardware=full, **options)
+    )
+
+
 def test_a_model_on_this_disk_is_planned_by_its_own_config(home, tmp_path):
     save_tiny(tmp_path / "model", "llama")
     found = record(home, model=str(tmp_path / "model"), draft_model=str(tmp_path / "model"))

@@ -17,6 +17,7 @@ from runtime.errors import (
     ContextExceeded,
     HardwareRefused,
     InvalidSetting,
+    KvDiskFull,
     ModelNotFound,
     NoSuchDevice,
     OutOfMemory,
@@ -25,9 +26,11 @@ from runtime.errors import (
 from runtime.events import Emission, Finished, Progress
 from runtime.footprint import Pair
 from runtime.hardware_file import written
+from runtime.kv.mapped import MappedStore
 from runtime.memory import plan
 from runtime.models.load import read_facts
 from runtime.models.sources import locate
+from runtime.ways import ways
 from tests.runtime.machines import machine
 from tests.runtime.tiny import N_TOKENS, change_config, random_ids, save_tiny, tiny_model
 from tests.runtime.tiny_gguf import write_gguf
@@ -294,6 +297,53 @@ def test_a_model_with_its_own_scaling_is_not_stretched_further(tmp_path: Path) -
     built = assemble(config(tmp_path), lambda _: None)
     assert built.facts.context == built.facts.trained_context == 2048
     assert built.rope_note(2048) is None
+    built.close()
+
+
+def on_disk(engine: Engine, folder: Path) -> Engine:
+    """The same models, by the plan for a machine that has memory for weights, not for the KV cache."""
+    *_, found = ways(machine(), Pair(engine._loaded.target.spec), 2048, Wishes(dtype="float32"))
+    return Engine(engine.facts, replace(engine._loaded, plan=found), SMALL, lambda *_: None, folder)
+
+
+def test_a_kv_cache_on_the_disk_answers_as_one_in_memory(engine: Engine, tmp_path: Path) -> None:
+    built = on_disk(engine, tmp_path)
+    store = built.new_session(512)._full
+    assert isinstance(store, MappedStore)
+    assert store.carried_bytes(100) == 100 * built._loaded.target.spec.kv_bytes_per_token(4)
+    assert ask(built, prompt(300)).token_ids == ask(engine, prompt(300)).token_ids
+    assert ask(built, [*prompt(300), 7]).stats.cached_tokens == 300
+    built.close()
+
+
+def test_kept_documents_make_room_on_the_disk(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And where it is full all the same, that is said; the next answer finds it as it is then."""
+    built = on_disk(engine, tmp_path)
+    ask(built, prompt(300, 1))
+    ask(built, prompt(300, 2))
+    assert len(built._sessions) == 2
+    monkeypatch.setattr("runtime.engine.free_disk_bytes", lambda _: 1000)
+    ask(built, prompt(300, 3))
+    assert len(built._sessions) == 1
+    monkeypatch.setattr("runtime.kv.mapped.free_disk_bytes", lambda _: 1000)
+    with pytest.raises(KvDiskFull) as refused:
+        ask(built, prompt(300, 4))
+    assert refused.value.needed_bytes > refused.value.free_bytes == 1000
+    monkeypatch.undo()
+    assert len(ask(built, prompt(300, 4)).token_ids) > 0
+    built.close()
+
+
+def test_a_kept_document_gives_its_disk_to_the_one_that_grows(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.session.ROOM", 0)
+    built = on_disk(engine, tmp_path)
+    ask(built, prompt(300, 1))
+    ask(built, prompt(300, 2))
+    monkeypatch.setattr("runtime.kv.mapped.free_disk_bytes", lambda _: 10**9 if len(built._sessions) == 1 else 1000)
+    grown = ask(built, [*prompt(300, 2), *prompt(100, 5)])
+    assert (grown.stats.cached_tokens, len(built._sessions)) == (300, 1)
     built.close()
 
 

@@ -1,6 +1,7 @@
 """The contract of every KV store, and what each keeps."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from runtime.kv.full import FullStore
 from runtime.kv.host import HostStore
+from runtime.kv.mapped import MappedStore
 from runtime.kv.queries import AnswerQueries, RecentQueries
 from runtime.kv.retrieval import RetrievalStore
 from runtime.kv.store import Store, TrimBelowCommitted
@@ -29,6 +31,10 @@ def partly_in_host_memory() -> HostStore:
     return HostStore(*SHAPE, n_on_device=1)
 
 
+def on_disk() -> MappedStore:
+    return MappedStore(*SHAPE)
+
+
 def retrieval_over_nothing() -> RetrievalStore:
     return RetrievalStore(full(), RecentQueries(), budget=64, chunk_size=4, scale=0.5)
 
@@ -46,7 +52,7 @@ def streaming_read_anew() -> StreamingStore:
     return store
 
 
-FULL = [full, in_host_memory, partly_in_host_memory]
+FULL = [full, in_host_memory, partly_in_host_memory, on_disk]
 STORES = [*FULL, retrieval_over_nothing, streaming, streaming_read_anew]
 Make = Callable[[], Store]
 MakeFull = Callable[[], FullStore]
@@ -167,17 +173,18 @@ def test_memory_that_runs_out_while_it_grows_leaves_a_full_store(
     make: MakeFull, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At whichever buffer: what is held is still there, and room is made when there is memory again."""
-    new_buffer, n_left = FullStore._new_buffer, 0
+    owner = MappedStore if make is on_disk else FullStore
+    new_buffer, n_left = owner._new_buffer, 0
 
-    def fails(store: FullStore, old: Tensor, capacity: int) -> Tensor:
+    def fails(store: Any, old: Tensor, capacity: int) -> Tensor:
         nonlocal n_left
         n_left -= 1
         if n_left < 0:
             raise MemoryError
         return new_buffer(store, old, capacity)
 
-    monkeypatch.setattr(FullStore, "_new_buffer", fails)
-    n_buffers = {full: 4, in_host_memory: 8, partly_in_host_memory: 8}[make]
+    monkeypatch.setattr(owner, "_new_buffer", fails)
+    n_buffers = {full: 4, in_host_memory: 8, partly_in_host_memory: 8, on_disk: 4}[make]
     for n_made in range(n_buffers):
         store, n_left = make(), 99
         feed(store, 6)

@@ -199,8 +199,9 @@ def test_a_context_is_halved_until_it_fits() -> None:
 
 def test_ways_come_best_first_and_each_says_what_it_lacks() -> None:
     found = ways(machine(64, 24, bfloat16=True), PAIR, 131_072, Wishes())
-    assert [way.mode for way in found] == ["gpu", "offload", "offload", "cpu"]
-    assert [way.fits for way in found] == [False, True, True, True]
+    assert [way.mode for way in found] == ["gpu", "offload", "offload", "cpu", "cpu"]
+    assert [way.is_on_disk for way in found] == [False, False, False, False, True]
+    assert [way.fits for way in found] == [False, True, True, True, True]
     assert found[0].missing_bytes == found[0].bytes.total - 24 * GIB
 
 
@@ -212,9 +213,9 @@ def test_kv_bytes_are_those_of_the_architecture() -> None:
 
 
 def test_a_refusal_says_which_context_would_fit() -> None:
-    """Which then does fit, and twice as much does not."""
+    """Which then does fit, and twice as much does not, not on the disk either."""
     with pytest.raises(OutOfMemory) as refused:
-        plan(machine(26, bfloat16=True), Pair(LARGE.spec), 131_072, Wishes())
+        plan(machine(26, bfloat16=True, disk_gib=16), Pair(LARGE.spec), 131_072, Wishes())
     assert refused.value.fitting_context == 65_536
     assert plan(machine(26, bfloat16=True), Pair(LARGE.spec), 65_536, Wishes()).fits
     with pytest.raises(OutOfMemory) as hopeless:
@@ -228,3 +229,48 @@ def test_streamed_weights_are_explained_by_what_does_not_fit_with_them() -> None
     assert chosen.streamed.weights > 0
     offloaded = ways(machine(64, 21.6, bfloat16=True), PAIR, 131_072, Wishes())[1]
     assert f"with what must lie beside them, need {gib(offloaded.bytes.total)}" in chosen.reason
+
+
+def test_a_kv_cache_that_memory_does_not_hold_lies_on_the_disk() -> None:
+    """Of 128K tokens of Llama-3.1-8B, 17.2 GB, two layers are in memory; a processor is asked as before."""
+    chosen = plan(machine(26, bfloat16=True), Pair(LARGE.spec), 131_072, Wishes())
+    in_memory = ways(machine(64, bfloat16=True), Pair(LARGE.spec), 131_072, Wishes())[0]
+    kv = (131_072 + 65) * LARGE.kv_bytes_per_token
+
+    assert (chosen.mode, chosen.is_on_disk, in_memory.is_on_disk) == ("cpu", True, False)
+    assert not chosen.is_like(in_memory)
+    assert chosen.device == torch.device("cpu")
+    assert (chosen.bytes.full_kv, chosen.bytes.buffers, chosen.streamed.full_kv) == (0, kv * 2 // 32, kv)
+    assert chosen.bytes.total <= 26 * GIB < in_memory.bytes.total
+    for number in (
+        "26.0 GiB",
+        "100.0 GiB",
+        gib(kv),
+        gib(in_memory.bytes.total),
+        gib(chosen.bytes.total),
+        "1 GB a second",
+    ):
+        assert number in chosen.reason
+    assert 1 / chosen.predicted.plain_tokens_per_second == pytest.approx(kv / 1e9, rel=0.01)
+    assert chosen.predicted.tokens_per_second > 2 * chosen.predicted.plain_tokens_per_second
+    assert chosen.predicted.prefill_seconds >= in_memory.predicted.prefill_seconds
+
+
+def test_the_disk_is_for_who_asks_for_so_many_tokens() -> None:
+    """A default context is one that memory holds; where memory holds what was asked for, the disk is left alone."""
+    assert not plan_longest(machine(26, bfloat16=True), Pair(LARGE.spec), 131_072, Wishes()).is_on_disk
+    with pytest.raises(OutOfMemory):
+        plan_longest(machine(16.7, bfloat16=True), Pair(LARGE.spec), 131_072, Wishes())
+    assert plan(machine(26, bfloat16=True), Pair(LARGE.spec), 65_536, Wishes()).is_on_disk is False
+    assert plan(machine(64, 24, bfloat16=True), PAIR, 131_072, Wishes()).mode == "offload"
+    assert plan(machine(26, bfloat16=True), Pair(LARGE.spec), 131_072, Wishes(mode="cpu")).is_on_disk
+
+
+def test_a_disk_too_full_or_memory_too_small_for_two_layers_is_no_way() -> None:
+    kv = (131_072 + 65) * LARGE.kv_bytes_per_token
+    enough = (kv + MARGIN_BYTES) / GIB
+    for ram, disk in ((26, enough - 0.1), (16, 1000)):
+        with pytest.raises(OutOfMemory):
+            plan(machine(ram, bfloat16=True, disk_gib=disk), Pair(LARGE.spec), 131_072, Wishes())
+    chosen = plan(machine(26, bfloat16=True, disk_gib=enough + 0.1), Pair(LARGE.spec), 131_072, Wishes())
+    assert chosen.is_on_disk

@@ -339,7 +339,10 @@ def test_weights_are_loaded_anew_only_where_they_must_lie_elsewhere(folder: Path
     assert last.plan.mode == "cpu"
     assert (last.target.decoder.carried_bytes, last.draft is loaded.draft) == (0, False)
     assert {event.stage for event in seen} == {"load"}
-    assert loader.next(last, 500, seen.append) is None
+    seen.clear()
+    on_disk = loader.next(last, 500, seen.append)
+    assert (on_disk.plan.is_on_disk, on_disk.target, on_disk.draft, seen) == (True, last.target, last.draft, [])
+    assert loader.next(on_disk, 500, seen.append) is None
 
 
 def test_a_mode_that_was_asked_for_is_not_left(folder: Path) -> None:
@@ -350,8 +353,9 @@ def test_a_mode_that_was_asked_for_is_not_left(folder: Path) -> None:
 def test_ways_behind_one_fit_and_are_as_wished(folder: Path) -> None:
     pair = Pair(model(0).spec)
     failed = ways(machine(64, 24), pair, 500, Wishes())[0]
-    names = ["offload", "offload, with weights", "cpu"]
+    names = ["offload", "offload, with weights", "cpu", "cpu, with the KV cache on disk"]
     assert [way.name for way in worse(machine(64, 24), pair, 500, Wishes(), failed)] == names
+    assert [way.name for way in worse(machine(64, 24, disk_gib=0), pair, 500, Wishes(), failed)] == names[:3]
     assert worse(replace(machine(64, 24), ram_free_bytes=0), pair, 500, Wishes(), failed) == ()
     assert [way.name for way in worse(machine(64, 24), pair, 500, Wishes(device="cuda"), failed)] == names[:2]
 
