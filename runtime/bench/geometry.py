@@ -54,7 +54,7 @@ def shapes_to_measure(entry: Entry, hardware: Hardware, context: int, config: En
         plan(hardware, pair, context, wishes)  # raises where it does not fit
     for way in ways(hardware, pair, context, wishes):
         is_wished = plays_card or (wishes.mode in ("auto", way.mode) and wishes.device in ("auto", way.device.type))
-        if not is_wished or way.streamed.weights or way.is_on_disk:  # neither is measured by shape yet
+        if not is_wished or way.is_on_disk:  # what lies on a disk is not measured by shape yet
             continue
         if way.device.type == "cuda" and not torch.cuda.is_available():
             raise HardwareRefused(str(config.hardware), "it describes a GPU that this machine does not have")
@@ -63,7 +63,7 @@ def shapes_to_measure(entry: Entry, hardware: Hardware, context: int, config: En
         elif way.fits:
             yield Shape(entry.id, pair, way, entry.spec.n_layers)
         else:
-            print(f"{way.mode} does not fit: it needs {gib(way.bytes.total)} and {gib(way.missing_bytes)} are lacking.")
+            print(f"{way.name} does not fit: it needs {gib(way.bytes.total)} and {gib(way.missing_bytes)} are lacking.")
 
 
 def _layers_that_fit(pair: Pair, hardware: Hardware, way: Plan, config: EngineConfig, plays_card: bool) -> int:

@@ -25,21 +25,22 @@ def machine_rates(device: torch.device, dtype: torch.dtype) -> Rates:
 @dataclass(frozen=True, slots=True)
 class Roofline:
     """Of a model of `spec` in `dtype`, of which a processor reads `packed_bytes` for few tokens where that is not 0.
-    The KV cache of `n_streamed` layers is not on the device."""
+    The KV cache of `n_streamed` layers and `weights_streamed` bytes of weights are not on the device."""
 
     spec: Spec
     dtype: torch.dtype
     rates: Rates
     packed_bytes: int = 0
     n_streamed: int = 0
+    weights_streamed: int = 0
 
     def seconds(self, n_tokens: int, n_held: int, n_logits: int, streams: bool = True) -> float:
         """For `n_tokens` fed over `n_held`; `streams` False where all of these are on the device."""
-        moved = n_held * self.n_streamed * layer_kv_bytes(self.spec, self.dtype) if streams else 0
+        kv = n_held * self.n_streamed * layer_kv_bytes(self.spec, self.dtype) if streams else 0
         return max(
             self._read_bytes(n_tokens, n_held, n_logits) / self.rates.memory,
             self._operations(n_tokens, n_held, n_logits) / self.rates.flops,
-            moved / self.rates.host_to_device,
+            (kv + self.weights_streamed) / self.rates.host_to_device,
         )
 
     def _read_bytes(self, n_tokens: int, n_held: int, n_logits: int) -> int:

@@ -7,6 +7,7 @@ values, so long as these stay of the scale that a model's have.
 import torch
 from torch import Tensor
 
+from runtime.kv.copying import CopyStream
 from runtime.kv.full import FullStore
 from runtime.models.decoder import Weights
 from runtime.models.layer import Layer
@@ -14,6 +15,7 @@ from runtime.models.linear import Linear
 from runtime.models.packed import Groups, PackedLinear
 from runtime.models.rope import Rope
 from runtime.models.spec import Spec
+from runtime.models.streamed import StreamedLayers
 from runtime.native.linear import GROUP
 
 POOL = 1_000_003  # random values that are repeated, a prime number of them: no two rows are alike
@@ -52,8 +54,9 @@ def rope_of(spec: Spec, device: torch.device) -> Rope:
     return Rope(1 / 10_000.0**exponents, 1.0)
 
 
-def random_weights(spec: Spec, noise: Noise, packs: bool) -> Weights:
-    """All that `spec` speaks of; with `packs` in four-bit groups too, the output head in two of them each."""
+def random_weights(spec: Spec, noise: Noise, packs: bool, stream: CopyStream | None = None) -> Weights:
+    """All that `spec` speaks of; with `packs` in four-bit groups too, the output head in two of them each. With a
+    `stream` the layers lie in main memory and pass to the device on it."""
     hidden, head_dim = spec.hidden_size, spec.head_dim
     scale = hidden**-0.5
     embeddings = noise.tensor(spec.vocab_size, hidden, scale=scale)
@@ -62,7 +65,7 @@ def random_weights(spec: Spec, noise: Noise, packs: bool) -> Weights:
     def linear(n_rows: int, n_columns: int) -> Linear:
         return _linear(noise.tensor(n_rows, n_columns, scale=n_columns**-0.5), int(packs))
 
-    layers = tuple(
+    layers = (
         Layer(
             attention_norm=noise.ones(hidden),
             qkv=linear((spec.n_heads + 2 * spec.n_kv_heads) * head_dim, hidden),
@@ -79,7 +82,8 @@ def random_weights(spec: Spec, noise: Noise, packs: bool) -> Weights:
         )
         for _ in range(spec.n_layers)
     )
-    return Weights(embeddings, layers, noise.ones(hidden), _linear(head, HEAD_DIGITS * packs))
+    held = tuple(layers) if stream is None else StreamedLayers(layers, spec.n_layers, noise.device, stream)
+    return Weights(embeddings, held, noise.ones(hidden), _linear(head, HEAD_DIGITS * packs))
 
 
 def _linear(weight: Tensor, digits: int) -> Linear:

@@ -6,7 +6,6 @@ from itertools import pairwise
 from runtime.pacing import Costs
 from runtime.predictions import Prediction
 from runtime.rates import Rates
-from runtime.ways import Mode
 
 ACCEPTANCES = (0.7, 0.8, 0.9)
 
@@ -67,7 +66,7 @@ class Times:
     """
 
     model: str
-    mode: Mode
+    mode: str
     twin: bool
     context: int
     dtype: str

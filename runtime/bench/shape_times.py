@@ -80,7 +80,7 @@ def measure_shape(shape: Shape, speculation: Speculation) -> Times:
     clock = _Clock(shape, speculation)
     packed_bytes = shape.pair.packed_bytes if clock.packs else 0
     n_streamed = whole.n_layers - way.layers_on_gpu if shape.streams else 0
-    roof = Roofline(whole, way.dtype, rates, packed_bytes, n_streamed)
+    roof = Roofline(whole, way.dtype, rates, packed_bytes, n_streamed, way.streamed.weights)
 
     def block(n_held: int) -> Timed:
         return Timed(clock.block, n_held, clock.block_seconds(n_held), roof.seconds(clock.block, n_held, 0))
@@ -92,7 +92,7 @@ def measure_shape(shape: Shape, speculation: Speculation) -> Times:
     retrieval = Timed(1, budget, step, roof.seconds(1, budget, 1, streams=False))
     return Times(
         model=shape.model,
-        mode="offload" if shape.twin else way.mode,
+        mode="offload" if shape.twin else way.name,
         twin=shape.twin,
         context=way.context,
         dtype=str(way.dtype).removeprefix("torch."),
@@ -120,11 +120,12 @@ class _Clock:
         self.block = min(block_of(shape.pair.target, way.device, shape.streams), way.context)
         self._shape, self._speculation, self._spec = shape, speculation, spec
         self._noise = Noise(way.dtype, way.device)
-        weights = random_weights(spec, self._noise, self.packs)
+        self._stream = PausableStream(copy_stream(way.device))
+        weights = random_weights(spec, self._noise, self.packs, self._stream if way.streamed.weights else None)
+        self._layers = weights.layers
         ropes, attend = (rope_of(spec, way.device),), choose_attend(way.device, way.dtype)
         self._decoder = Decoder(spec, weights, ropes, attend)
         self._ends = Decoder(spec, Weights(weights.embeddings, (), weights.norm, weights.head), ropes, attend)
-        self._stream = PausableStream(copy_stream(way.device))
         sizes = (spec.n_layers, spec.n_kv_heads, spec.head_dim, way.dtype, way.device)
         self._full = HostStore(*sizes, way.layers_on_gpu, self._stream) if shape.streams else FullStore(*sizes)
         self._full.reserve(kv_tokens(way.context))
@@ -159,9 +160,9 @@ class _Clock:
 
     def copied(self, both_seconds: float) -> Copied:
         """A plain step's copies without the computing, its computing without copies."""
-        before = self._full.bytes_moved.to_device
+        before = self._moved
         self._read_all()
-        n_bytes = self._full.bytes_moved.to_device - before
+        n_bytes = self._moved - before
         copying = self._median(self._read_all)
         self._stream.is_paused = True
         computing = self.pass_seconds(1)
@@ -172,8 +173,13 @@ class _Clock:
 
     def _read_all(self) -> None:
         self._full.extend(0)  # as a pass begins: nothing is in the buffers
-        for layer in range(self._spec.n_layers):
+        for layer, _ in enumerate(self._layers):
             self._full.read(layer)
+
+    @property
+    def _moved(self) -> int:
+        """Bytes that have come to the device."""
+        return self._full.bytes_moved.to_device + self._decoder.moved_bytes
 
     def _scored(self, model: Forward, store: Store, n_tokens: int) -> Callable[[], None]:
         scorer = Scorer(model, store, Sampling(), answer_start=0)

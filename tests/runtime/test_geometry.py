@@ -17,7 +17,7 @@ from runtime.bench.shape_times import PASSES, PausableStream, Shape, measure_sha
 from runtime.catalogue import load_catalogue
 from runtime.config import EngineConfig, Speculation, Wishes
 from runtime.errors import HardwareRefused, InvalidSetting, NoSuchDevice, OutOfMemory
-from runtime.footprint import Pair, weight_bytes
+from runtime.footprint import Pair, embedding_bytes, weight_bytes
 from runtime.hardware_file import written
 from runtime.kv.copying import ThreadCopyStream
 from runtime.kv.full import FullStore
@@ -27,6 +27,7 @@ from runtime.models.decoder import Decoder
 from runtime.models.linear import Linear
 from runtime.models.packed import can_pack
 from runtime.models.spec import read_spec
+from runtime.predictions import Streamed
 from runtime.rates import Rates
 from runtime.ways import Plan, ways
 from tests.runtime.machines import GIB, machine
@@ -124,6 +125,20 @@ def test_a_shape_is_measured_in_each_way(twin: bool) -> None:
         assert times.copied.n_bytes == 256 * TINY.kv_bytes_per_token(4)
     assert (times.copied is not None) == twin
     assert json.loads(json.dumps(record(times)))["passes"][0]["n_tokens"] == 1
+
+
+def test_streamed_weights_are_measured_with_what_they_move() -> None:
+    """By the twin: a pass brings KV cache and weights, one over the retrieval cache the weights alone."""
+    weights = weight_bytes(TINY, torch.float32) - embedding_bytes(TINY, torch.float32)
+    way = replace(tiny_way(), streamed=Streamed(weights=weights))
+    times = measure_shape(Shape("tiny", Pair(TINY), way, TINY.n_layers, twin=True), SPECULATION)
+
+    assert times.copied is not None
+    assert times.copied.n_bytes == 256 * TINY.kv_bytes_per_token(4) + weights
+    bus = replace(RATES, memory=10**18, flops=10**18)
+    roof = Roofline(TINY, torch.float32, bus, 0, TINY.n_layers, weights)
+    assert roof.seconds(1, 256, 1) == pytest.approx(times.copied.n_bytes / 25e9)
+    assert roof.seconds(1, 64, 1, streams=False) == pytest.approx(weights / 25e9)
 
 
 @pytest.mark.parametrize("twin", [False, True], ids=["cpu", "offload"])
@@ -257,5 +272,5 @@ def test_a_model_of_the_catalogue_is_measured_without_a_download(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_all_modes_are_measured_on_a_card(tmp_path: Path) -> None:
     found = measure_geometry(EngineConfig(tmp_path, context=4096), SMALL, None)
-    assert [times.mode for times in found] == ["gpu", "offload", "cpu"]
-    assert found[1].copied is not None
+    assert [times.mode for times in found] == ["gpu", "offload", "offload, with weights", "cpu"]
+    assert all(times.copied is not None for times in found[1:3])
