@@ -3,6 +3,7 @@ tests that end it from outside. It prints the ids of the other ranks' processes,
 ended.
 """
 
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -36,4 +37,6 @@ def main(folder: Path, gpus: int) -> None:
 
 
 if __name__ == "__main__":
+    # As in a terminal: what is started in the background of a script ignores it, and hands that on.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     main(Path(sys.argv[1]), int(sys.argv[2]))

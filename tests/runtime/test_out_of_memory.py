@@ -230,7 +230,9 @@ def test_where_no_mode_is_left_the_next_smaller_question_is_answered(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what was said before is told, and kept neither twice nor half."""
-    ids, allocations = prompt(200), Allocations("verification", monkeypatch)
+    ids = prompt(200)
+    expected = plainly(ids).token_ids
+    allocations = Allocations("verification", monkeypatch)
     allocations.fail(3, 10_000)
     emitted: list[int] = []
     events = engine.answer(ids, REQUEST, threading.Event())
@@ -238,7 +240,7 @@ def test_where_no_mode_is_left_the_next_smaller_question_is_answered(
     with pytest.raises(MemoryRanOut) as refused:
         emitted.extend(token for tokens in seen for token in tokens)
     assert (refused.value.n_tokens, refused.value.mode) == (230, "cpu")
-    assert tuple(emitted) == plainly(ids).token_ids[: len(emitted)]
+    assert tuple(emitted) == expected[: len(emitted)]
     assert emitted
     allocations.first = None
     small = replace(REQUEST, evidence_spans=())
