@@ -18,8 +18,6 @@ from runtime.native.attend import MOST_ROWS, attend_natively, serves
 MASKED_ROWS = 256  # up to so many query rows a KV head, own keys are masked densely instead of in a causal kernel
 SPLIT = 512  # the past is cut into parts of at least so many tokens, to occupy all cores
 MOST_PARTS = 8
-MIXED_IN_SPLITS = 4096  # from so many tokens on, several threads mix the values of one head,
-FEW_ROWS = 64  # for at most so many query rows; threads share a product of more by itself
 TILE_ROWS = 256  # query rows whose scores are computed by one product,
 TILE_SCORES = 1 << 22  # and how many scores that may be, so that they stay in the processor's cache
 
@@ -173,31 +171,10 @@ def _products(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Te
         own = scores.view(n_kv_heads, -1, n_tokens, n_held)[..., n_held - n_tokens :]
         own += _causal(n_tokens, queries.dtype)
     weights = scores.softmax(-1)
-    if n_held >= MIXED_IN_SPLITS and grouped.shape[1] <= FEW_ROWS and torch.get_num_threads() > 1:
-        return _mixed_in_splits(weights, values).view(n_heads, n_tokens, head_dim)
     output = torch.empty_like(grouped)
     for rows, head_values, out in zip(weights.unbind(0), values.unbind(0), output.unbind(0), strict=True):
         torch.mm(rows, head_values, out=out)
     return output.view(n_heads, n_tokens, head_dim)
-
-
-def _mixed_in_splits(weights: Tensor, values: Tensor) -> Tensor:
-    """`weights` [kv_heads, rows, held] times `values`, [kv_heads, rows, head_dim], in splits that several threads
-    share: the product for a few rows runs along `held`, which PyTorch leaves to one thread."""
-    n_kv_heads, n_held, head_dim = values.shape
-    n_splits = n_held // SPLIT
-    cut = n_splits * SPLIT
-    parts = values.new_empty(n_kv_heads, n_splits + 1, weights.shape[1], head_dim)
-    whole = (
-        weights[..., :cut].unflatten(2, (n_splits, SPLIT)).transpose(1, 2),
-        values[:, :cut].unflatten(1, (-1, SPLIT)),
-    )
-    for rows, head_values, out in zip(*(part.unbind(0) for part in (*whole, parts[:, :n_splits])), strict=True):
-        torch.bmm(rows, head_values, out=out)
-    rest = weights[..., cut:], values[:, cut:], parts[:, n_splits]  # zeros where nothing is left
-    for rows, head_values, out in zip(*(part.unbind(0) for part in rest), strict=True):
-        torch.mm(rows, head_values, out=out)
-    return parts.sum(1, dtype=torch.float32).to(values.dtype)
 
 
 @lru_cache(maxsize=64)
