@@ -7,7 +7,7 @@ import torch
 from runtime.native import attend, multiply, steps
 from runtime.native.attention import WIDTHS
 from runtime.native.joining import Shape
-from runtime.native.machine import can_compile, cpu_features
+from runtime.native.machine import can_compile, cpu_has_pair_products
 
 
 def compile_ahead(head_dim: int, dtype: torch.dtype, packs: bool) -> threading.Thread:
@@ -16,7 +16,7 @@ def compile_ahead(head_dim: int, dtype: torch.dtype, packs: bool) -> threading.T
     def compile_all() -> None:
         if not can_compile():
             return
-        multiplies = "avx512bf16" in cpu_features()
+        multiplies = cpu_has_pair_products()
         if packs:
             multiply.compiled(multiplies)
         if dtype == torch.bfloat16:

@@ -4,19 +4,18 @@ import ctypes
 import struct
 from collections.abc import Callable
 from functools import cache
-from math import log2
+from math import e, log2
 
 import torch
 from torch import Tensor
 
 from runtime.native.attention import HEAD_UNIT, MOST_TILES, WIDTHS, write_attention
 from runtime.native.joining import FIELDS, Shape, scratch_floats
-from runtime.native.machine import Compiled, can_compile, cpu_features
+from runtime.native.machine import Compiled, can_compile, cpu_has_pair_products
 
 MOST_ROWS = WIDTHS[-1] * MOST_TILES  # query rows a KV head: beyond, a matrix product pays
 PART = 512  # keys in a part, at least; parts do not go by the threads there are, so that neither does the sum
 MOST_PARTS = 8
-LOG2_E = log2(2.718281828459045)
 
 Function = Callable[[int], None]
 
@@ -48,7 +47,7 @@ def attend_natively(
     group = n_heads // n_kv_heads
     n_rows = group * n_tokens
     if multiplies_bfloat16 is None:
-        multiplies_bfloat16 = "avx512bf16" in cpu_features()
+        multiplies_bfloat16 = cpu_has_pair_products()
     width = next((width for width in WIDTHS if n_rows <= width), WIDTHS[-1])
     n_parts = max(1, min(MOST_PARTS, n_held // PART))
     output = torch.empty(n_tokens, n_heads, head_dim, dtype=torch.bfloat16)
@@ -71,7 +70,7 @@ def attend_natively(
         n_parts,
         torch.get_num_threads(),
         scratch.data_ptr(),
-        struct.unpack("<i", struct.pack("<f", scale * LOG2_E))[0],
+        struct.unpack("<i", struct.pack("<f", scale * log2(e)))[0],
         0,
     )
     compiled(Shape(head_dim, width, multiplies_bfloat16))[0](ctypes.addressof(fields))

@@ -17,7 +17,8 @@ class Compiled:
         """Raises `RuntimeError` where LLVM refuses it."""
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
-        llvm.add_symbol(PARALLEL, parallel_address())
+        if (parallel := parallel_address()) is not None:
+            llvm.add_symbol(PARALLEL, parallel)
         features = llvm.get_host_cpu_features().flatten()
         target = llvm.Target.from_default_triple()
         machine = target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3)
@@ -52,5 +53,6 @@ def parallel_address() -> int | None:
 
 
 @lru_cache(maxsize=1)
-def cpu_features() -> frozenset[str]:
-    return frozenset(name for name, there in llvm.get_host_cpu_features().items() if there)
+def cpu_has_pair_products() -> bool:
+    """Whether the processor has the instruction that compiled code multiplies pairs of bfloat16 by."""
+    return bool(llvm.get_host_cpu_features().get("avx512bf16", False))

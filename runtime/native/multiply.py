@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from runtime.native.linear import FIELDS, GROUP, GROUP_BYTES, LANES, STEP, write_linear
-from runtime.native.machine import Compiled, cpu_features
+from runtime.native.machine import Compiled, cpu_has_pair_products
 
 JOBS_A_THREAD = 4  # a thread that other work holds up leaves its jobs to the rest
 
@@ -49,7 +49,7 @@ def multiply(inputs: Tensor, weights: Tensor, multiplies_bfloat16: bool | None =
     `multiplies_bfloat16` None asks the processor.
     """
     if multiplies_bfloat16 is None:
-        multiplies_bfloat16 = "avx512bf16" in cpu_features()
+        multiplies_bfloat16 = cpu_has_pair_products()
     inputs = inputs.contiguous()
     (n_tiles, n_groups, _), n_tokens, n_threads = weights.shape, len(inputs), torch.get_num_threads()
     outputs = torch.empty(n_tokens, n_tiles * LANES, dtype=torch.bfloat16)

@@ -1,12 +1,13 @@
 """The steps between products, for few tokens: each is one call where PyTorch takes several, which cost more than the
 work."""
 
+from math import e, log2
+
 from llvmlite import ir
 
 from runtime.native.code import FLOAT, I16, I32, I64, VOID, Code, vector
 
 LANES = 16
-LOG2_E = 1.4426950408889634
 
 
 def write_small() -> str:
@@ -57,7 +58,7 @@ def _gate(code: Code) -> None:
         with code.loop(n(0), n_columns, LANES) as column:
             gate = _read(code, source, b.add(b.mul(start, n(2)), column))
             up = _read(code, source, b.add(b.add(b.mul(start, n(2)), n_columns), column))
-            power = code.exp2(code.least(b.fmul(gate, code.floats(-LOG2_E, LANES)), 126))
+            power = code.exp2(code.least(b.fmul(gate, code.floats(-log2(e), LANES)), 126))
             value = b.fmul(b.fdiv(gate, b.fadd(power, code.floats(1, LANES))), up)
             _write(code, value, output, b.add(start, column))
     code.end()

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from runtime.native.linear import AT_ONCE, GROUP, LANES
-from runtime.native.machine import can_compile, cpu_features
+from runtime.native.machine import can_compile, cpu_has_pair_products
 from runtime.native.multiply import multiply, packed, packed_bytes
 
 pytestmark = pytest.mark.skipif(not can_compile(), reason="PyTorch's threads are not of GNU OpenMP")
@@ -14,7 +14,7 @@ WAYS = [
     False,
     pytest.param(
         True,
-        marks=pytest.mark.skipif("avx512bf16" not in cpu_features(), reason="the processor does not multiply bfloat16"),
+        marks=pytest.mark.skipif(not cpu_has_pair_products(), reason="the processor does not multiply bfloat16"),
     ),
 ]
 
