@@ -114,9 +114,11 @@ def _prepare_libraries(settings: Settings) -> None:
     # late for the short steps of a pass (26 ms against 13), those that spin on starve each other when anything else
     # runs, as a browser does (160 ms); how many threads there are is decided by the session.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-    # oneDNN keeps code for the last 1,024 shapes that it multiplied, and each prompt block has shapes of its own: some
-    # 8 MB a block that nothing asks for again. As many as a block has are enough, and as fast.
+    # oneDNN, and what PyTorch puts around it, keep code for the last 1,024 shapes each that were multiplied, and every
+    # prompt block has shapes of its own: some 8 MB a block that nothing asks for again. As many as a block has are
+    # enough, and as fast.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
+    os.environ.setdefault("LRU_CACHE_CAPACITY", "32")
     if not settings.needs_hub:
         os.environ["HF_HUB_OFFLINE"] = "1"
 

@@ -5,7 +5,6 @@ of their scores, by which parts computed apart are joined exactly (as in FlashAt
 """
 
 from functools import lru_cache
-from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -20,6 +19,7 @@ SPLIT = 512  # the past is cut into parts of at least so many tokens, to occupy 
 MOST_PARTS = 8
 TILE_ROWS = 256  # query rows whose scores are computed by one product,
 TILE_SCORES = 1 << 22  # and how many scores that may be, so that they stay in the processor's cache
+KEY_STEP = 256  # of its own tokens a prompt block multiplies so many more at a time: oneDNN keeps code for every shape
 
 
 class Attend(Protocol):
@@ -133,19 +133,22 @@ def attend_by_products(
     if window is not None and window < keys.shape[1]:
         return _attend_in_window(attend_by_products, queries, keys, values, scale, window)
     n_tokens, n_held = queries.shape[1], keys.shape[1]
-    group = queries.shape[0] // keys.shape[0]
+    n_kv_heads = keys.shape[0]
+    group = queries.shape[0] // n_kv_heads
     tile = max(1, min(TILE_ROWS, TILE_SCORES // n_held) // group)
-    if n_tokens <= tile // keys.shape[0]:
-        return _products(queries, keys, values, scale)
-    n_past, bounds = n_held - n_tokens, list(pairwise([*range(0, n_tokens, tile), n_tokens]))
-    heads = []
-    for rows, head_keys, head_values in zip(queries.split(group), keys.split(1), values.split(1), strict=True):
-        tiles = [
-            _products(rows[:, start:end], head_keys[:, : n_past + end], head_values[:, : n_past + end], scale)
-            for start, end in bounds
-        ]
-        heads.append(torch.cat(tiles, 1))
-    return torch.cat(heads)
+    n_past = n_held - n_tokens
+    rows = (queries * scale).unflatten(0, (n_kv_heads, group))
+    output = torch.empty_like(rows)
+    # Of one size, whatever is held: temporaries that grow block by block leave holes in the heap that nothing fits.
+    scratch = queries.new_empty(2, max(TILE_SCORES, tile * group * n_held))
+    for start in range(0, n_tokens, tile):
+        end = min(start + tile, n_tokens)
+        n_seen = n_past + min(n_tokens, -(-end // KEY_STEP) * KEY_STEP)
+        for head in range(n_kv_heads):
+            output[head, :, start:end] = _tile(
+                rows[head, :, start:end], keys[head, :n_seen], values[head, :n_seen], n_past + start, scratch
+            )
+    return output.flatten(0, 1)
 
 
 def attend_on_bfloat16_cpu(
@@ -160,27 +163,25 @@ def attend_on_bfloat16_cpu(
     return attend_by_products(queries, keys, values, scale)
 
 
-def _products(queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    n_kv_heads, n_held, head_dim = keys.shape
-    n_heads, n_tokens, _ = queries.shape
-    grouped = (queries * scale).reshape(n_kv_heads, -1, head_dim)  # [kv_heads, group * tokens, head_dim]
-    scores = queries.new_empty(n_kv_heads, grouped.shape[1], n_held)
-    for rows, head_keys, out in zip(grouped.unbind(0), keys.unbind(0), scores.unbind(0), strict=True):
-        torch.mm(rows, head_keys.t(), out=out)
-    if n_tokens > 1:
-        own = scores.view(n_kv_heads, -1, n_tokens, n_held)[..., n_held - n_tokens :]
-        own += _causal(n_tokens, queries.dtype)
-    weights = scores.softmax(-1)
-    output = torch.empty_like(grouped)
-    for rows, head_values, out in zip(weights.unbind(0), values.unbind(0), output.unbind(0), strict=True):
-        torch.mm(rows, head_values, out=out)
-    return output.view(n_heads, n_tokens, head_dim)
+def _tile(queries: Tensor, keys: Tensor, values: Tensor, position: int, scratch: Tensor) -> Tensor:
+    """What the heads of one KV head mix [group, tokens, head_dim], for tokens from `position` on; their queries are
+    scaled. `keys` and `values` [seen, head_dim] may go on beyond them; `scratch` has two rows of room for the scores."""
+    group, n_tokens, head_dim = queries.shape
+    n_rows, n_seen = group * n_tokens, len(keys)
+    scores, weights = (room[: n_rows * n_seen].view(n_rows, n_seen) for room in scratch)
+    torch.mm(queries.reshape(n_rows, head_dim), keys.t(), out=scores)
+    if n_seen > position + 1:
+        own = scores.view(group, n_tokens, n_seen)[..., position:]
+        own += _causal(n_tokens, n_seen - position, queries.dtype)
+    torch.softmax(scores, -1, out=weights)
+    return (weights @ values).view(group, n_tokens, head_dim)
 
 
 @lru_cache(maxsize=64)
-def _causal(n_tokens: int, dtype: torch.dtype) -> Tensor:
-    """What to add to the scores of `n_tokens` tokens among themselves: minus infinity for those that come later."""
-    return torch.full((n_tokens, n_tokens), -torch.inf, dtype=dtype).triu(1)
+def _causal(n_tokens: int, n_keys: int, dtype: torch.dtype) -> Tensor:
+    """What to add to the scores of `n_tokens` tokens by the `n_keys` keys from the first of them on: minus infinity for
+    those that come later."""
+    return torch.full((n_tokens, n_keys), -torch.inf, dtype=dtype).triu(1)
 
 
 def attend_by_sdpa(queries: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None = None) -> Tensor:

@@ -1,5 +1,9 @@
 """Each attention backend against the plain one, which is the definition."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +17,7 @@ from runtime.models.attention import (
     attend_on_cpu,
     attend_plainly,
     choose_attend,
+    cpu_multiplies_bfloat16,
 )
 
 BACKENDS = [attend_on_cpu, attend_by_sdpa, attend_by_products]
@@ -146,13 +151,44 @@ def test_the_cpu_gets_native_code_and_products_where_it_multiplies_bfloat16(
     assert choose_attend(cpu, torch.bfloat16) is (attend_on_bfloat16_cpu if has_bfloat16 else attend_on_cpu)
 
 
-def test_tiles_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few rows a tile holds, down to one token, the outputs are the same."""
+@pytest.mark.parametrize("key_step", [1, 4, 256])
+def test_tiles_do_not_show(monkeypatch: pytest.MonkeyPatch, key_step: int) -> None:
+    """However few rows a tile holds, down to one token, and however far its keys go beyond them, the outputs are the
+    same."""
     queries, keys, values = case(6, 2, 9, 40, torch.float32)
-    whole = attend_by_products(queries, keys, values, 0.5)
-    for n_rows in (1, 3, 8, 9):
+    whole = attend_plainly(queries, keys, values, 0.5)
+    monkeypatch.setattr(attention, "KEY_STEP", key_step)
+    for n_rows in (1, 3, 8, 9, 256):
         monkeypatch.setattr(attention, "TILE_ROWS", n_rows)
-        torch.testing.assert_close(attend_by_products(queries, keys, values, 0.5), whole, atol=1e-6, rtol=0)
+        torch.testing.assert_close(attend_by_products(queries, keys, values, 0.5), whole, atol=2e-6, rtol=2e-5)
+
+
+GROWTH = """
+import sys
+from app.cli import _prepare_libraries
+from app.settings import resolve
+
+_prepare_libraries(resolve({}, {}))
+import psutil, torch
+from runtime.models.attention import attend_by_products
+
+keys, values = torch.randn(2, 1, 8192, 64, dtype=torch.bfloat16)
+held = []
+with torch.inference_mode():
+    for n_held in range(2048, 8193, 64):
+        attend_by_products(torch.randn(3, 512, 64, dtype=torch.bfloat16), keys[:, :n_held], values[:, :n_held], 0.1)
+        held.append(psutil.Process().memory_info().rss)
+print(held[-1] - held[len(held) // 3])
+"""
+
+
+@pytest.mark.skipif(not cpu_multiplies_bfloat16(), reason="the processor does not multiply bfloat16")
+def test_blocks_of_ever_new_lengths_leave_nothing_behind() -> None:
+    """64 lengths in a process set up as the application's. Code kept for them takes 123 MB, holes in the heap more."""
+    command, root = [sys.executable, "-c", GROWTH], Path(__file__).parents[2]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, cwd=root)
+
+    assert int(result.stdout) < 40e6
 
 
 @pytest.mark.parametrize(("n_heads", "n_kv_heads"), HEADS)
