@@ -164,8 +164,10 @@ def attend_on_bfloat16_cpu(
 
 
 def _tile(queries: Tensor, keys: Tensor, values: Tensor, position: int, scratch: Tensor) -> Tensor:
-    """What the heads of one KV head mix [group, tokens, head_dim], for tokens from `position` on; their queries are
-    scaled. `keys` and `values` [seen, head_dim] may go on beyond them; `scratch` has two rows of room for the scores."""
+    """What the heads of one KV head mix [group, tokens, head_dim], for tokens from `position` on, scaled before.
+
+    `keys` and `values` [seen, head_dim] may go on beyond these tokens; `scratch` has two rows of room for the scores.
+    """
     group, n_tokens, head_dim = queries.shape
     n_rows, n_seen = group * n_tokens, len(keys)
     scores, weights = (room[: n_rows * n_seen].view(n_rows, n_seen) for room in scratch)
@@ -174,7 +176,8 @@ def _tile(queries: Tensor, keys: Tensor, values: Tensor, position: int, scratch:
         own = scores.view(group, n_tokens, n_seen)[..., position:]
         own += _causal(n_tokens, n_seen - position, queries.dtype)
     torch.softmax(scores, -1, out=weights)
-    return (weights @ values).view(group, n_tokens, head_dim)
+    mixed: Tensor = weights @ values
+    return mixed.view(group, n_tokens, head_dim)
 
 
 @lru_cache(maxsize=64)

@@ -1,6 +1,7 @@
 """The bench over an offloaded KV cache: its twin on a processor, what it says moved, what it says of overlap."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from runtime.bench.runner import Ours
 from runtime.bench.twin import PacedStore, twin_session
 from runtime.config import EngineConfig, Request, Sampling, Speculation
 from runtime.engine import assemble
+from runtime.kv.copying import Copy
 from runtime.kv.full import BytesMoved
 from runtime.session import Session
 from tests.runtime.copy_streams import SteppedStream
@@ -101,6 +103,42 @@ def test_a_paced_copy_takes_as_long_as_the_bus_would(slice_bytes: int, monkeypat
     assert clock.now - 5.0 == pytest.approx(sum(paced.bytes_moved) / rate)
     assert paced.bytes_moved == BytesMoved((30 + 31) * 3 * PER_TOKEN, 36 * 3 * PER_TOKEN)
     assert same(everything(paced), everything(plain))
+
+
+class LateStream:
+    """Runs each copy at once, when `delay` seconds more have passed."""
+
+    def __init__(self, clock: Clock, delay: float) -> None:
+        self._clock, self._delay = clock, delay
+
+    def submit(self, copy: Callable[[], None]) -> Copy:
+        self._clock.sleep(self._delay)
+        copy()
+        return self
+
+    def wait(self) -> None:
+        pass
+
+    def drain(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("delay", "seconds"), [(0.0, 2.0), (0.5, 2.0), (1.0, 2.0), (1.5, 3.0)])
+def test_a_bus_does_not_wait_for_a_thread_that_is_woken_late(
+    delay: float, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two copies of a second each, one after the other. What is late by more than it takes ends late, and a bus that
+    had nothing to do has saved up nothing."""
+    clock = Clock()
+    monkeypatch.setattr(twin, "time", clock)
+    store = PacedStore(1, 1, 4, torch.float32, torch.device("cpu"), 0, rate=10 * 2 * 4 * 4)
+    store.stream = LateStream(clock, delay)
+    for _ in range(2):
+        store.extend(10)
+        store.write(0, torch.ones(1, 10, 4), torch.ones(1, 10, 4))
+        store.trim(0)
+
+    assert clock.now - 5.0 == pytest.approx(seconds)
 
 
 def test_efficiency_is_the_longer_part_over_the_whole() -> None:
