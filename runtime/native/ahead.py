@@ -7,7 +7,7 @@ import torch
 from runtime.native import attend, multiply, steps
 from runtime.native.attention import WIDTHS
 from runtime.native.joining import Shape
-from runtime.native.machine import can_compile, cpu_has_pair_products
+from runtime.native.machine import can_compile, cpu_has_pair_products, cpu_multiplies_pairs_fast
 
 
 def compile_ahead(head_dim: int, dtype: torch.dtype, packs: bool) -> threading.Thread:
@@ -16,14 +16,13 @@ def compile_ahead(head_dim: int, dtype: torch.dtype, packs: bool) -> threading.T
     def compile_all() -> None:
         if not can_compile():
             return
-        multiplies = cpu_has_pair_products()
         if packs:
-            multiply.compiled(multiplies)
+            multiply.compiled(cpu_has_pair_products())
         if dtype == torch.bfloat16:
             steps.compiled()
         if attend.serves(head_dim, dtype):
             for width in WIDTHS:
-                attend.compiled(Shape(head_dim, width, multiplies))
+                attend.compiled(Shape(head_dim, width, cpu_multiplies_pairs_fast()))
 
     thread = threading.Thread(
         target=compile_all if can_compile() else lambda: None, name="fullread-compile", daemon=True

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from runtime.native.attention import HEAD_UNIT, MOST_TILES, WIDTHS, write_attention
 from runtime.native.joining import FIELDS, Shape, scratch_floats
-from runtime.native.machine import Compiled, can_compile, cpu_has_pair_products
+from runtime.native.machine import Compiled, can_compile, cpu_multiplies_pairs_fast
 
 MOST_ROWS = WIDTHS[-1] * MOST_TILES  # query rows a KV head: beyond, a matrix product pays
 PART = 512  # keys in a part, at least; parts do not go by the threads there are, so that neither does the sum
@@ -40,14 +40,14 @@ def attend_natively(
 ) -> Tensor:
     """As `Attend`, for bfloat16 on a CPU, heads that `serves` and at most `MOST_ROWS` query rows a KV head.
 
-    `multiplies_bfloat16` None asks the processor.
+    `multiplies_bfloat16`: by pairs of them, else by floats; None asks the processor.
     """
     n_heads, n_tokens, head_dim = queries.shape
     n_kv_heads, n_held, _ = keys.shape
     group = n_heads // n_kv_heads
     n_rows = group * n_tokens
     if multiplies_bfloat16 is None:
-        multiplies_bfloat16 = cpu_has_pair_products()
+        multiplies_bfloat16 = cpu_multiplies_pairs_fast()
     width = next((width for width in WIDTHS if n_rows <= width), WIDTHS[-1])
     n_parts = max(1, min(MOST_PARTS, n_held // PART))
     output = torch.empty(n_tokens, n_heads, head_dim, dtype=torch.bfloat16)

@@ -3,12 +3,14 @@
 A product of a few rows with many keys is bound by the memory that holds them. Libraries repack a matrix before they
 multiply by it, which costs more than such a product. Here a vector's lanes are query rows: a key's numbers are each
 multiplied by all rows at once, and the softmax runs along the lanes, block by block of keys (as in FlashAttention,
-arXiv 2205.14135). Parts of the cache are computed apart and joined by their log-sum-exp.
+arXiv 2205.14135). Parts of the cache are computed apart and joined by their log-sum-exp. This is by products of pairs
+of bfloat16; `float_attention` is for processors that are slow at them.
 """
 
 from llvmlite import ir
 
 from runtime.native.code import FLOAT, I16, I32, POINTER, VOID, Code, Fields, Variable, vector
+from runtime.native.float_attention import FloatWork
 from runtime.native.joining import FIELDS, NO_SCORE, Shape, scratch_floats, write_entry
 from runtime.native.machine import PARALLEL
 
@@ -25,7 +27,7 @@ def write_attention(shape: Shape) -> str:
     module = ir.Module(shape.name)
     kind = ir.FunctionType(VOID, [POINTER])
     work, attend = (ir.Function(module, kind, name) for name in ("work", "attend"))
-    _Work(work, shape).write()
+    (_Work if shape.multiplies_bfloat16 else FloatWork)(work, shape).write()
     parallel = ir.Function(module, ir.FunctionType(VOID, [POINTER, POINTER, I32, I32]), PARALLEL)
     write_entry(attend, work, parallel, shape)
     return str(module)
@@ -222,4 +224,4 @@ class _Work(Code):
         return pairs
 
     def _add_product(self, total: ir.Value, left: ir.Value, right: ir.Value) -> ir.Value:
-        return self.add_products(total, left, right, self.shape.multiplies_bfloat16)
+        return self.add_products(total, left, right, multiplies_bfloat16=True)

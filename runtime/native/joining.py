@@ -22,7 +22,8 @@ def scratch_floats(head_dim: int, width: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the code is made for: numbers in a head, rows in a vector, and whether the processor multiplies bfloat16."""
+    """What the code is made for: numbers in a head, rows in a vector (of scratch memory, where vectors hold
+    numbers), and whether products are of pairs of bfloat16, else of floats."""
 
     head_dim: int
     width: int

@@ -5,7 +5,6 @@ import os
 import pickle
 import queue
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 from torch import Tensor
 
 from runtime.errors import InvalidSetting, RankLost
+from runtime.exits import how_it_ended
 from runtime.parallel import messages as told
 from runtime.parallel.collective import Collective, PeerLost, device_of
 
@@ -191,10 +191,7 @@ class _Child:
             status = self.process.wait(SECONDS_TO_END)
         except subprocess.TimeoutExpired:
             return "it closed its pipe"
-        if status < 0:
-            with suppress(ValueError):
-                return f"it was ended by {signal.Signals(-status).name}"
-        return f"it ended with status {status}"
+        return f"it {how_it_ended(status)}"
 
     def let_go(self) -> None:
         # Another thread reads from it: shut down, that one sees the end of it; the child does, too.

@@ -4,6 +4,7 @@ tested."""
 import io
 import json
 import pickle
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -415,6 +416,9 @@ def test_a_rival_that_cannot_load_or_dies_says_why(tmp_path: Path, monkeypatch: 
         RivalProcess("llama.cpp", JOB)
     monkeypatch.setattr(process, "COMMAND", ["-c", "import os; os._exit(7)"])
     with pytest.raises(RivalFailed, match="status 7"):
+        RivalProcess("llama.cpp", JOB)
+    monkeypatch.setattr(process, "COMMAND", ["-c", "import os; os.abort()"])
+    with pytest.raises(RivalFailed, match="was ended by SIGABRT" if sys.platform != "win32" else "status 3"):
         RivalProcess("llama.cpp", JOB)
 
 

@@ -14,6 +14,7 @@ from runtime.bench.rivals.rival import Answer, Done, Failed, Job, Load, Order, P
 from runtime.bench.runner import Timed
 from runtime.config import Sampling
 from runtime.errors import ExtraMissing, RivalFailed
+from runtime.exits import how_it_ended
 
 EXTRA = "bench"
 COMMAND = ["-m", "runtime.bench.rivals.child"]
@@ -88,7 +89,7 @@ class RivalProcess:
         status = self._child.wait()
         self._said.seek(0)
         lines = self._said.read().decode("utf-8", "replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), f"its process ended with status {status}")
+        return next((line for line in reversed(lines) if line.strip()), f"its process {how_it_ended(status)}")
 
 
 def environment() -> dict[str, str]:
