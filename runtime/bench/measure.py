@@ -187,7 +187,7 @@ def _from(turn: int, each: Sequence[_T]) -> list[_T]:
 def _start(engine: Engine, config: EngineConfig, rival: Rival, n_tokens: int) -> Runner:
     """`rival` with our model, threads and number format, and with our stretch of the rotary embedding."""
     source = locate(config.model, config.cache_dir, False, lambda _: None)
-    if rival == "llama.cpp" and source.path.is_dir():
+    if rival != "transformers" and source.path.is_dir():
         raise RivalFailed(rival, "it is no GGUF file")
     model, facts = read_facts(source, config.cache_dir).config, engine.facts
     factor = stretch(n_tokens, model, facts.trained_context) if rope_kind(model) == "default" else 1.0

@@ -19,7 +19,7 @@ System = Literal[
     "retrieval-model",
     "retrieval-merged",
 ]
-Rival = Literal["llama.cpp", "transformers"]
+Rival = Literal["llama.cpp", "llama.cpp-no-fa", "transformers"]  # with flash attention and without
 TASKS: tuple[Task, ...] = get_args(Task)
 SYSTEMS: tuple[System, ...] = get_args(System)
 RIVALS: tuple[Rival, ...] = get_args(Rival)

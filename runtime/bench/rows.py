@@ -67,7 +67,7 @@ def summed(several: Iterable[Sequence[LevelStats]]) -> tuple[LevelStats, ...]:
 
 
 HEADING = (
-    f"{'context':>8}  {'task':<9} {'T':>4}  {'system':<12} {'prefill':>9} {'decoding':>12} {'copied':>7} {'looped':>7}"
+    f"{'context':>8}  {'task':<9} {'T':>4}  {'system':<16} {'prefill':>9} {'decoding':>12} {'copied':>7} {'looped':>7}"
     "   accepted"
 )
 
@@ -82,7 +82,7 @@ def describe(row: Row) -> str:
     moved = f"{row.moved_bytes_per_token / 1e6:,.1f} MB a token" if row.moved_bytes_per_token else ""
     speed = f"{row.tokens_per_second:.1f} tok/s"
     return (
-        f"{row.context:>8,}  {row.task:<9} {row.temperature:>4g}  {row.system:<12} {row.prefill_seconds:>7.1f} s "
+        f"{row.context:>8,}  {row.task:<9} {row.temperature:>4g}  {row.system:<16} {row.prefill_seconds:>7.1f} s "
         f"{speed:>12} {row.copied_tokens:>7} {row.looped_tokens:>7}   " + ", ".join(filter(None, (moved, levels)))
     ).rstrip()
 

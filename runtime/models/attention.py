@@ -13,6 +13,8 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from runtime.models.flash_attn import FlashAttention, find_flash_attn
 from runtime.native.attend import MOST_ROWS, attend_natively, serves
+from runtime.native.machine import can_compile
+from runtime.native.softmax import weigh_in_place
 
 MASKED_ROWS = 256  # up to so many query rows a KV head, own keys are masked densely instead of in a causal kernel
 SPLIT = 512  # the past is cut into parts of at least so many tokens, to occupy all cores
@@ -172,11 +174,15 @@ def _tile(queries: Tensor, keys: Tensor, values: Tensor, position: int, scratch:
     n_rows, n_seen = group * n_tokens, len(keys)
     scores, weights = (room[: n_rows * n_seen].view(n_rows, n_seen) for room in scratch)
     torch.mm(queries.reshape(n_rows, head_dim), keys.t(), out=scores)
+    if queries.dtype == torch.bfloat16 and can_compile():
+        sums = weigh_in_place(scores, n_tokens, position)
+        mixed: Tensor = (scores @ values) / sums
+        return mixed.view(group, n_tokens, head_dim)
     if n_seen > position + 1:
         own = scores.view(group, n_tokens, n_seen)[..., position:]
         own += _causal(n_tokens, n_seen - position, queries.dtype)
     torch.softmax(scores, -1, out=weights)
-    mixed: Tensor = weights @ values
+    mixed = weights @ values
     return mixed.view(group, n_tokens, head_dim)
 
 

@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from runtime.native import attend, multiply, steps
+from runtime.native import attend, multiply, softmax, steps
 from runtime.native.attention import WIDTHS
 from runtime.native.joining import Shape
 from runtime.native.machine import can_compile, cpu_has_pair_products, cpu_multiplies_pairs_fast
@@ -20,6 +20,7 @@ def compile_ahead(head_dim: int, dtype: torch.dtype, packs: bool) -> threading.T
             multiply.compiled(cpu_has_pair_products())
         if dtype == torch.bfloat16:
             steps.compiled()
+            softmax.compiled()
         if attend.serves(head_dim, dtype):
             for width in WIDTHS:
                 attend.compiled(Shape(head_dim, width, cpu_multiplies_pairs_fast()))

@@ -454,23 +454,24 @@ def test_transformers_says_what_we_say(engine: Engine, folder: Path, text: list[
 
 
 @needs("llama_cpp")
+@pytest.mark.parametrize("name", ["llama.cpp", "llama.cpp-no-fa"])
 @pytest.mark.parametrize(("n_prompt", "factor"), [(200, 1.0), (560, 1.5)])
-def test_llama_cpp_says_what_we_say(folder: Path, text: list[int], n_prompt: int, factor: float) -> None:
+def test_llama_cpp_says_what_we_say(folder: Path, text: list[int], n_prompt: int, factor: float, name: str) -> None:
     """Greedy over the same weights as a GGUF file, within the trained 512 tokens and beyond; its cache is float16, so
     the first tokens alone."""
     path = folder / "model.gguf"
     write_gguf(path, tiny_model("llama", vocab_size=N_TOKENS))
     config = EngineConfig(folder / "cache", str(path), context=1024, device="cpu", dtype="float32", threads=1)
     engine = assemble(config, lambda _: None)
-    rival = RivalProcess("llama.cpp", replace(JOB, path=path, yarn_factor=factor))
+    rival = RivalProcess(name, replace(JOB, path=path, yarn_factor=factor))
     try:
         mine = ours(engine, n_prompt + 24)
         for runner in (mine, rival):
             assert runner.prefill(text[:n_prompt]) > 0
         expected = mine.answer("plain", text[:n_prompt], GREEDY, 8).ids
         for _ in range(2):
-            assert rival.answer("llama.cpp", text[:n_prompt], GREEDY, 8).ids == expected
-        assert len(rival.answer("llama.cpp", text[:n_prompt], Sampling(seed=1), 24).ids) == 24
+            assert rival.answer(name, text[:n_prompt], GREEDY, 8).ids == expected
+        assert len(rival.answer(name, text[:n_prompt], Sampling(seed=1), 24).ids) == 24
     finally:
         rival.close()
         engine.close()

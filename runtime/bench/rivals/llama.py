@@ -1,9 +1,9 @@
 """llama.cpp through llama-cpp-python, token by token over its C functions.
 
-Flash attention is on and the KV cache is float16, as llama.cpp's own programs have it. So is the order of its samplers
-but for one thing: tokens are cut off after the temperature is applied, as ours are. Where no top-k is asked for, its
-own default of 40 is set before top-p, which would sort the whole vocabulary at each token without it. Penalties are
-left out.
+The KV cache is float16 and flash attention on, as llama.cpp's own programs have it; on some processors that makes a
+token three times as slow, so it can be off. The order of its samplers is theirs too but for one thing: tokens are cut
+off after the temperature is applied, as ours are. Where no top-k is asked for, its own default of 40 is set before
+top-p, which would sort the whole vocabulary at each token without it. Penalties are left out.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ DEFAULT_TOP_K = 40
 class LlamaCpp:
     """One model and its context."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, flash_attention: bool = True) -> None:
         yarn = job.yarn_factor > 1
         scaling = llama_cpp.LLAMA_ROPE_SCALING_TYPE_YARN if yarn else llama_cpp.LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED
         self._model = llama_cpp.Llama(
@@ -31,7 +31,7 @@ class LlamaCpp:
             n_batch=BATCH,
             n_threads=job.threads,
             n_threads_batch=job.threads,
-            flash_attn=True,
+            flash_attn=flash_attention,
             type_k=llama_cpp.GGML_TYPE_F16,
             type_v=llama_cpp.GGML_TYPE_F16,
             rope_scaling_type=scaling,

@@ -21,7 +21,8 @@ COMMAND = ["-m", "runtime.bench.rivals.child"]
 ROOT = Path(__file__).resolve().parents[3]
 
 
-_NEEDED = {"llama.cpp": ("llama_cpp", "llama-cpp-python"), "transformers": ("accelerate", "accelerate")}
+_LLAMA_CPP = ("llama_cpp", "llama-cpp-python")
+_NEEDED = {"llama.cpp": _LLAMA_CPP, "llama.cpp-no-fa": _LLAMA_CPP, "transformers": ("accelerate", "accelerate")}
 
 
 def require(rival: Rival) -> None:

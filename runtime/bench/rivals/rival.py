@@ -82,10 +82,10 @@ class Rival(Protocol):
 
 def load(name: str, job: Job) -> Rival:
     """The rival called `name` with its model. Each brings a library of its own, into its own process."""
-    if name == "llama.cpp":
+    if name.startswith("llama.cpp"):
         from runtime.bench.rivals.llama import LlamaCpp
 
-        return LlamaCpp(job)
+        return LlamaCpp(job, flash_attention=not name.endswith("no-fa"))
     from runtime.bench.rivals.generate import Transformers
 
     return Transformers(job)
