@@ -19,7 +19,7 @@ from runtime.native.softmax import weigh_in_place
 MASKED_ROWS = 256  # up to so many query rows a KV head, own keys are masked densely instead of in a causal kernel
 SPLIT = 512  # the past is cut into parts of at least so many tokens, to occupy all cores
 MOST_PARTS = 8
-TILE_ROWS = 256  # query rows whose scores are computed by one product,
+TILE_ROWS = 768  # query rows whose scores are computed by one product,
 TILE_SCORES = 1 << 22  # and how many scores that may be, so that they stay in the processor's cache
 KEY_STEP = 256  # of its own tokens a prompt block multiplies so many more at a time: oneDNN keeps code for every shape
 
