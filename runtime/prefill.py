@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from runtime.events import Progress
+from runtime.heap import give_back_memory
 from runtime.kv.store import Store
 from runtime.models.decoder import Decoder, Observer
 
@@ -48,3 +49,5 @@ def prefill(
         done = store.length - first
         rate = done / (time.perf_counter() - started)
         yield Progress("prefill", done, total, rate, (total - done) / rate)
+    if total > block:
+        give_back_memory()  # a block's own takes some 100 MB with the starter

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from runtime.heap import give_back_memory
 from runtime.kv.chunks import gather_chunks
 from runtime.kv.store import TrimBelowCommitted
 
@@ -82,6 +83,7 @@ class FullStore:
                 new = self._new_buffer(old, capacity)
                 new[:, : self._length] = old[:, : self._length]
                 buffers[layer] = new
+        give_back_memory()  # that of the old buffers, or of another sequence's before these are filled
 
     def extend(self, n_tokens: int) -> None:
         self._make_room(n_tokens)

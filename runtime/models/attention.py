@@ -4,7 +4,6 @@ The newest keys are the queries' own tokens, so what lies before them needs no m
 of their scores, by which parts computed apart are joined exactly (as in FlashAttention, arXiv 2205.14135).
 """
 
-from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -179,18 +178,11 @@ def _tile(queries: Tensor, keys: Tensor, values: Tensor, position: int, scratch:
         mixed: Tensor = (scores @ values) / sums
         return mixed.view(group, n_tokens, head_dim)
     if n_seen > position + 1:
-        own = scores.view(group, n_tokens, n_seen)[..., position:]
-        own += _causal(n_tokens, n_seen - position, queries.dtype)
+        later = torch.ones(n_tokens, n_seen - position, dtype=torch.bool).triu(1)
+        scores.view(group, n_tokens, n_seen)[..., position:].masked_fill_(later, -torch.inf)
     torch.softmax(scores, -1, out=weights)
     mixed = weights @ values
     return mixed.view(group, n_tokens, head_dim)
-
-
-@lru_cache(maxsize=64)
-def _causal(n_tokens: int, n_keys: int, dtype: torch.dtype) -> Tensor:
-    """What to add to the scores of `n_tokens` tokens by the `n_keys` keys from the first of them on: minus infinity for
-    those that come later."""
-    return torch.full((n_tokens, n_keys), -torch.inf, dtype=dtype).triu(1)
 
 
 def attend_by_sdpa(queries: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None = None) -> Tensor:

@@ -1,8 +1,6 @@
 """From a located model to a decoder, its config and its tokenizer."""
 
-import ctypes
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ import torch
 
 from runtime.errors import ModelDamaged
 from runtime.events import Progress
+from runtime.heap import give_back_memory
 from runtime.kv.copying import CopyStream
 from runtime.models.attention import choose_attend
 from runtime.models.converted import converted
@@ -84,7 +83,7 @@ def load_model(
         beside = WeightReader(file, spec, dtype, torch.device("cpu"))
         layers = StreamedLayers(_layers(beside, spec, progress), spec.n_layers, device, stream)
         weights = reader.whole(layers, facts.tokenizer.n_tokens)
-    _give_back_memory()
+    give_back_memory()  # reading the starter's weights leaves 162 MB
     shortest = planned_length(1, facts.config, spec.trained_context)
     ropes = build_ropes(facts.config, spec.trained_context, shortest, device)
     return Model(Decoder(spec, weights, ropes, choose_attend(device, dtype)), facts.config, facts.tokenizer)
@@ -95,12 +94,6 @@ def _layers(reader: WeightReader, spec: Spec, progress: Callable[[Progress], Non
     for index in range(spec.n_layers):
         yield reader.layer(index)
         progress(Progress("load", index + 1, spec.n_layers))
-
-
-def _give_back_memory() -> None:
-    """To the system, what reading weights left free in the heap: glibc keeps it (162 MB with the starter)."""
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
 
 
 def packed_bytes(source: Source, facts: ModelFacts) -> int:
