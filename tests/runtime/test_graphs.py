@@ -21,6 +21,7 @@ from runtime.kv.queries import RecentQueries
 from runtime.kv.retrieval import RetrievalStore
 from runtime.kv.store import FixedStore
 from runtime.kv.streaming import StreamingStore
+from runtime.models.attention import attend_on_cpu
 from runtime.models.decoder import Decoder
 from runtime.session import Session
 from tests.runtime.sessions import GREEDY, HIERARCHY, PLAIN, ask, draft_always, prompt, tiny
@@ -135,8 +136,11 @@ def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor], tolerance: flo
 @pytest.mark.parametrize("store", ["streaming", "retrieval"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_captured_passes_are_those_of_the_decoder(kind: Kind, store: str) -> None:
-    """Of every family, over either store, through drafts, trims, commits, evictions and new choices of chunks."""
-    decoder, _ = tiny_decoder(kind)
+    """Of every family, over either store, through drafts, trims, commits, evictions and new choices of chunks.
+
+    In float64, where different orders of summation do not show; logits are float32.
+    """
+    decoder, _ = tiny_decoder(kind, dtype=torch.float64, attend=attend_on_cpu)
     ours, theirs = Walk(decoder, store), Walk(decoder, store)
     capture = Recorded()
     for layer in range(3):
@@ -147,8 +151,8 @@ def test_captured_passes_are_those_of_the_decoder(kind: Kind, store: str) -> Non
 
     expected = theirs.go(decoder, decoder)
     assert expected[0].std() > 0.5, "logits this flat would hide a fault"
-    assert_same(logits, expected)
-    assert_same(ours.state(), theirs.state())
+    assert_same(logits, expected, 1e-6)
+    assert_same(ours.state(), theirs.state(), 1e-12)
     assert (capture.n_captures, capture.n_replays) == (len({n for n, _, _ in WALK}), len(WALK))
 
 
