@@ -5,7 +5,6 @@ import threading
 import torch
 
 from runtime.native import attend, multiply, softmax, steps
-from runtime.native.attention import WIDTHS
 from runtime.native.joining import Shape
 from runtime.native.machine import can_compile, cpu_has_pair_products, cpu_multiplies_pairs_fast
 
@@ -22,8 +21,9 @@ def compile_ahead(head_dim: int, dtype: torch.dtype, packs: bool) -> threading.T
             steps.compiled()
             softmax.compiled()
         if attend.serves(head_dim, dtype):
-            for width in WIDTHS:
-                attend.compiled(Shape(head_dim, width, cpu_multiplies_pairs_fast()))
+            by_pairs = cpu_multiplies_pairs_fast()
+            for width in attend.widths_of(by_pairs):
+                attend.compiled(Shape(head_dim, width, by_pairs))
 
     thread = threading.Thread(
         target=compile_all if can_compile() else lambda: None, name="fullread-compile", daemon=True

@@ -27,6 +27,11 @@ def compiled(shape: Shape) -> tuple[Function, Compiled]:
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address("attend")), code
 
 
+def widths_of(multiplies_bfloat16: bool) -> tuple[int, ...]:
+    """The widths that code is made for: products of floats are the same for all."""
+    return WIDTHS if multiplies_bfloat16 else WIDTHS[-1:]
+
+
 def serves(head_dim: int, dtype: torch.dtype) -> bool:
     return can_compile() and dtype == torch.bfloat16 and head_dim % HEAD_UNIT == 0
 
@@ -48,7 +53,8 @@ def attend_natively(
     n_rows = group * n_tokens
     if multiplies_bfloat16 is None:
         multiplies_bfloat16 = cpu_multiplies_pairs_fast()
-    width = next((width for width in WIDTHS if n_rows <= width), WIDTHS[-1])
+    widths = widths_of(multiplies_bfloat16)
+    width = next((width for width in widths if n_rows <= width), widths[-1])
     n_parts = max(1, min(MOST_PARTS, n_held // PART))
     output = torch.empty(n_tokens, n_heads, head_dim, dtype=torch.bfloat16)
     n_floats = n_kv_heads * n_parts * -(-n_rows // width) * scratch_floats(head_dim, width)

@@ -146,7 +146,7 @@ class _Work(Code):
                     query = self.load(vector(I32, width), queries, b.mul(pair, n(4 * width)))
                     for row, score in zip(rows, scores, strict=True):
                         number = self.spread(self.load(I32, row, b.mul(pair, n(4))), width)
-                        score.value = self._add_product(score.value, query, number)
+                        score.value = self.add_products(score.value, query, number, multiplies_bfloat16=True)
             place = b.mul(b.sub(key, first), n(4 * width))
             for one, score in enumerate(scores):
                 scaled = b.fmul(score.value, self.scale)
@@ -207,7 +207,7 @@ class _Work(Code):
             for one, row_sums in enumerate(kept):
                 weight = self.spread(self.load(I32, weights, b.mul(b.add(row, n(one)), n(4))), 16)
                 for pair, part in zip(pairs, row_sums, strict=True):
-                    part.value = self._add_product(part.value, pair, weight)
+                    part.value = self.add_products(part.value, pair, weight, multiplies_bfloat16=True)
         for place, row_sums in zip(places, kept, strict=True):
             for index, part in enumerate(row_sums):
                 self.store(part.value, place, 64 * index)
@@ -222,6 +222,3 @@ class _Work(Code):
             mixed = self.b.shuffle_vector(left, right, ir.Constant(vector(I32, HEAD_UNIT), order))
             pairs.append(self.b.bitcast(mixed, vector(I32, 16)))
         return pairs
-
-    def _add_product(self, total: ir.Value, left: ir.Value, right: ir.Value) -> ir.Value:
-        return self.add_products(total, left, right, multiplies_bfloat16=True)

@@ -62,7 +62,7 @@ def cpu_has_pair_products() -> bool:
 def cpu_multiplies_pairs_fast() -> bool:
     """Whether attention had better use that instruction than products of floats.
 
-    Intel's take several cycles for one (Emerald Rapids: attention of one token to 16,384 took 52 ms by pairs, 25 by
-    floats), AMD's one or less; nothing else is known to have it.
+    Emerald Rapids had not: attention of one token to 16,384 took 52 ms by pairs, 25 by floats. AMD's, and only they,
+    keep the pairs; floats were not tried there.
     """
     return cpu_has_pair_products() and llvm.get_host_cpu_name().startswith("znver")
