@@ -114,7 +114,7 @@ class _Work(Code):
         largest = self.variable(before)
         with self.loop(n(0), count) as key:
             score = self.load(floats, self.scores, b.mul(key, n(4 * width)))
-            largest.value = self.call(f"llvm.maxnum.v{width}f32", floats, (largest.value, score))
+            largest.value = self.larger(largest.value, score)
         shrunk = self.exp2(b.fsub(before, largest.value))
         weight = self.variable(b.fmul(self.load(floats, sums, total), shrunk))
         with self.loop(n(0), count, 2) as key:

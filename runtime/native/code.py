@@ -132,6 +132,10 @@ class Code:
     def smaller(self, left: ir.Value, right: ir.Value) -> ir.Value:
         return self.b.select(self.b.icmp_signed("<", left, right), left, right)
 
+    def larger(self, left: ir.Value, right: ir.Value) -> ir.Value:
+        """Lane by lane."""
+        return self.call(f"llvm.maxnum.v{left.type.count}f32", left.type, (left, right))
+
     def least(self, value: ir.Value, most: float) -> ir.Value:
         width = value.type.count
         return self.call(f"llvm.minnum.v{width}f32", value.type, (value, self.floats(most, width)))
@@ -147,7 +151,7 @@ class Code:
     def exp2(self, value: ir.Value) -> ir.Value:
         """Two to the power of `value`, 0 and below, to within 3e-7 of its size; 2^-126 for anything less."""
         width = value.type.count
-        value = self.call(f"llvm.maxnum.v{width}f32", value.type, (value, self.floats(-126, width)))
+        value = self.larger(value, self.floats(-126, width))
         whole = self.call(f"llvm.roundeven.v{width}f32", value.type, (value,))
         rest = self.b.fsub(value, whole)
         power = self.floats(EXP2[0], width)

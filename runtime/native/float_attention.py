@@ -205,12 +205,12 @@ class FloatWork(Code):
         scores = self.at(self.weights, b.mul(row, n(4 * BLOCK)))
         most = self.variable(self.floats(NO_SCORE, LANES))
         with self.loop(n(0), count, LANES) as key:
-            most.value = self._larger(most.value, self.load(FLOATS, scores, b.mul(key, n(4))))
+            most.value = self.larger(most.value, self.load(FLOATS, scores, b.mul(key, n(4))))
         before = self.spread(self.load(FLOAT, self._best(row), align=4), LANES)
         found = most.value
         for distance in (8, 4, 2, 1):
-            found = self._larger(found, b.shuffle_vector(found, found, _order([i ^ distance for i in range(LANES)])))
-        largest = self._larger(before, found)
+            found = self.larger(found, b.shuffle_vector(found, found, _order([i ^ distance for i in range(LANES)])))
+        largest = self.larger(before, found)
         shrunk = self._first(self.exp2(b.fsub(before, largest)))
         total = self.variable(self.floats(0, LANES))
         with self.loop(n(0), count, LANES) as key:
@@ -223,9 +223,6 @@ class FloatWork(Code):
         self.store(b.fadd(b.fmul(held, shrunk), self.sum(total.value)), self._total(row), align=4)
         self.store(self._first(largest), self._best(row), align=4)
         self.store(shrunk, self.shrunk, b.mul(row, n(4)), align=4)
-
-    def _larger(self, left: ir.Value, right: ir.Value) -> ir.Value:
-        return self.call(f"llvm.maxnum.v{LANES}f32", FLOATS, (left, right))
 
     def _first(self, value: ir.Value) -> ir.Value:
         return self.b.extract_element(value, ir.Constant(I32, 0))

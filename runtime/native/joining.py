@@ -55,7 +55,7 @@ def write_entry(function: ir.Function, work: ir.Function, parallel: ir.Function,
         largest = code.variable(code.floats(NO_SCORE, 1))
         with code.loop(n(0), n_parts) as part:
             found = code.load(one, best, b.mul(part, part_bytes), align=4)
-            largest.value = code.call("llvm.maxnum.v1f32", one, (largest.value, found))
+            largest.value = code.larger(largest.value, found)
         total = code.variable(code.floats(0, 1))
         mixed = [code.variable(code.floats(0, 16)) for _ in range(head_dim // 16)]
         with code.loop(n(0), n_parts) as part:

@@ -54,9 +54,9 @@ class _Work(Code):
         for start, stop, width in parts:
             most = self.variable(self.floats(NO_SCORE, width))
             with self.loop(start, stop, width) as column:
-                most.value = self._larger(most.value, self._read(column, width))
+                most.value = self.larger(most.value, self._read(column, width))
             for lane in range(width):
-                largest.value = self._larger(largest.value, self._lane(most.value, lane))
+                largest.value = self.larger(largest.value, self._lane(most.value, lane))
         total = self.variable(ir.Constant(FLOAT, 0))
         for start, stop, width in parts:
             spread = self.spread(b.extract_element(largest.value, ir.Constant(I32, 0)), width)
@@ -79,9 +79,6 @@ class _Work(Code):
 
     def _read(self, column: ir.Value, width: int) -> ir.Value:
         return self.widened(self.load(vector(I16, width), self.row, self.b.mul(column, self.number(2))))
-
-    def _larger(self, left: ir.Value, right: ir.Value) -> ir.Value:
-        return self.call(f"llvm.maxnum.v{left.type.count}f32", left.type, (left, right))
 
     def _lane(self, value: ir.Value, lane: int) -> ir.Value:
         return self.b.shuffle_vector(value, value, ir.Constant(vector(I32, 1), [lane]))
