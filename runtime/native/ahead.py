@@ -6,7 +6,7 @@ import torch
 
 from runtime.native import attend, multiply, softmax, steps
 from runtime.native.joining import Shape
-from runtime.native.machine import can_compile, cpu_has_pair_products, cpu_multiplies_pairs_fast
+from runtime.native.machine import can_compile, cpu_has_pair_products
 
 
 def compile_ahead(head_dim: int, dtype: torch.dtype, packs: bool) -> threading.Thread:
@@ -21,9 +21,9 @@ def compile_ahead(head_dim: int, dtype: torch.dtype, packs: bool) -> threading.T
             steps.compiled()
             softmax.compiled()
         if attend.serves(head_dim, dtype):
-            by_pairs = cpu_multiplies_pairs_fast()
-            for width in attend.widths_of(by_pairs):
-                attend.compiled(Shape(head_dim, width, by_pairs))
+            products = attend.products_here()
+            for width in attend.widths_of(products):
+                attend.compiled(Shape(head_dim, width, products))
 
     thread = threading.Thread(
         target=compile_all if can_compile() else lambda: None, name="fullread-compile", daemon=True

@@ -7,17 +7,34 @@ from functools import cache
 from math import e, log2
 
 import torch
+from llvmlite import ir
 from torch import Tensor
 
-from runtime.native.attention import HEAD_UNIT, MOST_TILES, WIDTHS, write_attention
-from runtime.native.joining import FIELDS, Shape, scratch_floats
-from runtime.native.machine import Compiled, can_compile, cpu_multiplies_pairs_fast
+from runtime.native.attention import HEAD_UNIT, MOST_TILES, WIDTHS, PairWork
+from runtime.native.code import I32, POINTER, VOID
+from runtime.native.float_attention import FloatWork
+from runtime.native.joining import FIELDS, Products, Shape, scratch_floats, write_entry
+from runtime.native.machine import PARALLEL, Compiled, can_compile, cpu_multiplies_pairs_fast, cpu_multiplies_tiles
+from runtime.native.tile_attention import TileWork
 
 MOST_ROWS = WIDTHS[-1] * MOST_TILES  # query rows a KV head: beyond, a matrix product pays
 PART = 512  # keys in a part, at least; parts do not go by the threads there are, so that neither does the sum
 MOST_PARTS = 8
 
+WORK = {"pairs": PairWork, "floats": FloatWork, "tiles": TileWork}
+
 Function = Callable[[int], None]
+
+
+def write_attention(shape: Shape) -> str:
+    """A module with `attend(fields)`, which calls `PARALLEL(function, fields, n_threads, 0)` as GOMP_parallel is."""
+    module = ir.Module(shape.name)
+    kind = ir.FunctionType(VOID, [POINTER])
+    work, attend = (ir.Function(module, kind, name) for name in ("work", "attend"))
+    WORK[shape.products](work, shape).write()
+    parallel = ir.Function(module, ir.FunctionType(VOID, [POINTER, POINTER, I32, I32]), PARALLEL)
+    write_entry(attend, work, parallel, shape)
+    return str(module)
 
 
 @cache
@@ -27,9 +44,16 @@ def compiled(shape: Shape) -> tuple[Function, Compiled]:
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address("attend")), code
 
 
-def widths_of(multiplies_bfloat16: bool) -> tuple[int, ...]:
-    """The widths that code is made for: products of floats are the same for all."""
-    return WIDTHS if multiplies_bfloat16 else WIDTHS[-1:]
+def widths_of(products: Products) -> tuple[int, ...]:
+    """The widths that code is made for: only pairs gain by narrower vectors."""
+    return WIDTHS if products == "pairs" else WIDTHS[-1:]
+
+
+def products_here() -> Products:
+    """What this processor multiplies best by."""
+    if cpu_multiplies_tiles():
+        return "tiles"
+    return "pairs" if cpu_multiplies_pairs_fast() else "floats"
 
 
 def serves(head_dim: int, dtype: torch.dtype) -> bool:
@@ -41,19 +65,19 @@ def attend_natively(
     keys: Tensor,
     values: Tensor,
     scale: float,
-    multiplies_bfloat16: bool | None = None,
+    products: Products | None = None,
 ) -> Tensor:
     """As `Attend`, for bfloat16 on a CPU, heads that `serves` and at most `MOST_ROWS` query rows a KV head.
 
-    `multiplies_bfloat16`: by pairs of them, else by floats; None asks the processor.
+    `products` None asks the processor.
     """
     n_heads, n_tokens, head_dim = queries.shape
     n_kv_heads, n_held, _ = keys.shape
     group = n_heads // n_kv_heads
     n_rows = group * n_tokens
-    if multiplies_bfloat16 is None:
-        multiplies_bfloat16 = cpu_multiplies_pairs_fast()
-    widths = widths_of(multiplies_bfloat16)
+    if products is None:
+        products = products_here()
+    widths = widths_of(products)
     width = next((width for width in widths if n_rows <= width), widths[-1])
     n_parts = max(1, min(MOST_PARTS, n_held // PART))
     output = torch.empty(n_tokens, n_heads, head_dim, dtype=torch.bfloat16)
@@ -79,5 +103,5 @@ def attend_natively(
         struct.unpack("<i", struct.pack("<f", scale * log2(e)))[0],
         0,
     )
-    compiled(Shape(head_dim, width, multiplies_bfloat16))[0](ctypes.addressof(fields))
+    compiled(Shape(head_dim, width, products))[0](ctypes.addressof(fields))
     return output.transpose(0, 1)

@@ -9,10 +9,8 @@ of bfloat16; `float_attention` is for processors that are slow at them.
 
 from llvmlite import ir
 
-from runtime.native.code import FLOAT, I16, I32, POINTER, VOID, Code, Fields, Variable, vector
-from runtime.native.float_attention import FloatWork
-from runtime.native.joining import FIELDS, NO_SCORE, Shape, scratch_floats, write_entry
-from runtime.native.machine import PARALLEL
+from runtime.native.code import FLOAT, I16, I32, Code, Fields, Variable, vector
+from runtime.native.joining import FIELDS, NO_SCORE, Shape, scratch_floats
 
 BLOCK = 128  # keys whose scores are held at a time
 AT_ONCE = 8  # keys multiplied at a time, so that one product need not wait for another
@@ -22,19 +20,10 @@ MOST_TILES = 4  # vectors of query rows
 HEAD_UNIT = 32  # numbers of a head must be a multiple
 
 
-def write_attention(shape: Shape) -> str:
-    """A module with `attend(fields)`, which calls `PARALLEL(function, fields, n_threads, 0)` as GOMP_parallel is."""
-    module = ir.Module(shape.name)
-    kind = ir.FunctionType(VOID, [POINTER])
-    work, attend = (ir.Function(module, kind, name) for name in ("work", "attend"))
-    (_Work if shape.multiplies_bfloat16 else FloatWork)(work, shape).write()
-    parallel = ir.Function(module, ir.FunctionType(VOID, [POINTER, POINTER, I32, I32]), PARALLEL)
-    write_entry(attend, work, parallel, shape)
-    return str(module)
-
-
-class _Work(Code):
+class PairWork(Code):
     """What each thread does: it takes one part of one KV head after the other."""
+
+    unit = 2  # keys whose weights are multiplied at once
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function)
@@ -80,6 +69,7 @@ class _Work(Code):
             self.store(self.floats(0, width), place, 4 * width * (head_dim + 1))
         with self.loop(start, end, BLOCK) as first:
             stop = self.smaller(b.add(first, n(BLOCK)), end)
+            self._ready(first, stop)
             with self.loop(n(0), self.n_tiles) as tile:
                 self._block(tile, self.at(sums, b.mul(tile, n(tile_bytes))), first, stop)
 
@@ -102,6 +92,14 @@ class _Work(Code):
                 value = self.load(I32, source, b.mul(pair, n(4)))
                 self.store(value, target, b.mul(pair, n(4 * width)), align=4)
 
+    def _ready(self, first: ir.Value, stop: ir.Value) -> None:
+        """Prepares a block for all rows."""
+
+    def padded(self, count: ir.Value) -> ir.Value:
+        """So many keys of a block have weights, the last of them 0 where there are no more keys."""
+        n = self.number
+        return self.b.mul(self.b.sdiv(self.b.add(count, n(self.unit - 1)), n(self.unit)), n(self.unit))
+
     def _block(self, tile: ir.Value, sums: ir.Value, first: ir.Value, stop: ir.Value) -> None:
         """Adds the keys from `first` to `stop` to one vector of rows."""
         b, n, width, head_dim = self.b, self.number, self.shape.width, self.shape.head_dim
@@ -117,7 +115,7 @@ class _Work(Code):
             largest.value = self.larger(largest.value, score)
         shrunk = self.exp2(b.fsub(before, largest.value))
         weight = self.variable(b.fmul(self.load(floats, sums, total), shrunk))
-        with self.loop(n(0), count, 2) as key:
+        with self.loop(n(0), self.padded(count), 2) as key:
             low, high = (self._weight(b.add(key, n(side)), largest.value) for side in (0, 1))
             weight.value = b.fadd(weight.value, b.fadd(low, high))
             low_bits = b.lshr(self.rounded(low), self.ints(16, width))
@@ -202,7 +200,7 @@ class _Work(Code):
         with self.loop(first, stop, 2) as key:
             even = self.at(self.values, b.mul(key, n(2 * head_dim)))
             odd = self.at(self.values, b.mul(self.smaller(b.add(key, n(1)), last), n(2 * head_dim)))
-            pairs = [pair for unit in range(0, 2 * head_dim, 2 * HEAD_UNIT) for pair in self._paired(even, odd, unit)]
+            pairs = [pair for unit in range(0, 2 * head_dim, 2 * HEAD_UNIT) for pair in self.paired(even, odd, unit)]
             weights = self.at(self.weights, b.mul(b.sub(key, first), n(2 * width)))
             for one, row_sums in enumerate(kept):
                 weight = self.spread(self.load(I32, weights, b.mul(b.add(row, n(one)), n(4))), 16)
@@ -212,7 +210,7 @@ class _Work(Code):
             for index, part in enumerate(row_sums):
                 self.store(part.value, place, 64 * index)
 
-    def _paired(self, even: ir.Value, odd: ir.Value, offset: int) -> list[ir.Value]:
+    def paired(self, even: ir.Value, odd: ir.Value, offset: int) -> list[ir.Value]:
         """Numbers of two values side by side, 16 pairs in each of two vectors."""
         kind = vector(I16, HEAD_UNIT)
         left, right = self.load(kind, even, offset), self.load(kind, odd, offset)

@@ -1,12 +1,15 @@
 """What attention's threads leave behind, and how it is joined: by the log-sum-exp of each part's scores."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from llvmlite import ir
 
 from runtime.native.code import FLOAT, I32, Code, Fields, vector
 
 NO_SCORE = -1e30
+
+Products = Literal["pairs", "floats", "tiles"]  # of bfloat16, of what they widen to, of squares of them
 
 # What the function is given, as i64 each; strides in bytes.
 FIELDS = (
@@ -23,11 +26,11 @@ def scratch_floats(head_dim: int, width: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What the code is made for: numbers in a head, rows in a vector (of scratch memory, where vectors hold
-    numbers), and whether products are of pairs of bfloat16, else of floats."""
+    numbers), and what is multiplied."""
 
     head_dim: int
     width: int
-    multiplies_bfloat16: bool
+    products: Products
 
     @property
     def name(self) -> str:

@@ -1,12 +1,14 @@
 """What turns a module in LLVM's language into functions of this process, and the threads that they run on."""
 
 import ctypes
+import sys
 from functools import lru_cache
 from pathlib import Path
 
 import llvmlite.binding as llvm
 import torch
 
+ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18  # Linux on x86-64: a system call, and what it is asked
 PARALLEL = "fullread_parallel"  # what compiled code calls GOMP_parallel by
 
 
@@ -66,3 +68,12 @@ def cpu_multiplies_pairs_fast() -> bool:
     keep the pairs; floats were not tried there.
     """
     return cpu_has_pair_products() and llvm.get_host_cpu_name().startswith("znver")
+
+
+@lru_cache(maxsize=1)
+def cpu_multiplies_tiles() -> bool:
+    """Whether the processor has AMX for bfloat16, and the system lets this process use it."""
+    features = llvm.get_host_cpu_features()
+    if sys.platform != "linux" or not (features.get("amx-tile", False) and features.get("amx-bf16", False)):
+        return False
+    return ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0

@@ -8,15 +8,20 @@ from runtime.models import attention
 from runtime.models.attention import attend_by_products, attend_on_bfloat16_cpu, attend_plainly
 from runtime.native.attend import MOST_ROWS, PART, attend_natively, serves
 from runtime.native.attention import BLOCK
-from runtime.native.machine import can_compile, cpu_has_pair_products
+from runtime.native.joining import Products
+from runtime.native.machine import can_compile, cpu_has_pair_products, cpu_multiplies_tiles
 
 pytestmark = pytest.mark.skipif(not can_compile(), reason="PyTorch's threads are not of GNU OpenMP")
 
 WAYS = [
-    False,
+    "floats",
     pytest.param(
-        True,
+        "pairs",
         marks=pytest.mark.skipif(not cpu_has_pair_products(), reason="the processor does not multiply bfloat16"),
+    ),
+    pytest.param(
+        "tiles",
+        marks=pytest.mark.skipif(not cpu_multiplies_tiles(), reason="the processor does not multiply tiles"),
     ),
 ]
 
@@ -30,52 +35,52 @@ def case(n_heads: int, n_kv_heads: int, n_tokens: int, n_held: int, head_dim: in
     return queries * 2, buffers[0, :, :n_held], buffers[1, :, :n_held]
 
 
-@pytest.mark.parametrize("multiplies", WAYS)
+@pytest.mark.parametrize("products", WAYS)
 @pytest.mark.parametrize(("n_heads", "n_kv_heads"), [(9, 3), (4, 4), (8, 1)])
 @pytest.mark.parametrize("n_tokens", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("n_past", [0, 1, 7, BLOCK - 1, BLOCK, 300, 2 * PART + 3, 3 * PART])
 def test_it_is_the_plain_attention_to_bfloat16_s_precision(
-    multiplies: bool, n_heads: int, n_kv_heads: int, n_tokens: int, n_past: int
+    products: Products, n_heads: int, n_kv_heads: int, n_tokens: int, n_past: int
 ) -> None:
     """At every edge of blocks and parts, for rows that fill vectors of each width or do not."""
     queries, keys, values = case(n_heads, n_kv_heads, n_tokens, n_past + n_tokens, 64)
 
     expected = attend_plainly(queries, keys, values, 0.125)
 
-    found = attend_natively(queries, keys, values, 0.125, multiplies)
+    found = attend_natively(queries, keys, values, 0.125, products)
     torch.testing.assert_close(found, expected, atol=0.01, rtol=0.02)
 
 
-@pytest.mark.parametrize("multiplies", WAYS)
+@pytest.mark.parametrize("products", WAYS)
 @pytest.mark.parametrize("head_dim", [32, 96, 128, 256])
 @pytest.mark.parametrize("n_tokens", [1, 6])
-def test_heads_of_every_size_that_it_serves(multiplies: bool, head_dim: int, n_tokens: int) -> None:
+def test_heads_of_every_size_that_it_serves(products: Products, head_dim: int, n_tokens: int) -> None:
     queries, keys, values = case(6, 2, n_tokens, 701, head_dim)
 
     expected = attend_plainly(queries, keys, values, head_dim**-0.5)
 
-    found = attend_natively(queries, keys, values, head_dim**-0.5, multiplies)
+    found = attend_natively(queries, keys, values, head_dim**-0.5, products)
     torch.testing.assert_close(found, expected, atol=0.01, rtol=0.02)
 
 
-@pytest.mark.parametrize("multiplies", WAYS)
-def test_each_row_counts_its_own_tokens_and_none_after(multiplies: bool) -> None:
+@pytest.mark.parametrize("products", WAYS)
+def test_each_row_counts_its_own_tokens_and_none_after(products: Products) -> None:
     """A value far larger than the rest stands where one row sees it last and the row before does not."""
     queries, keys, values = case(3, 1, 7, 40, 64)
     values[:, 35] = 1e8
 
-    found = attend_natively(queries, keys, values, 0.125, multiplies).float()
+    found = attend_natively(queries, keys, values, 0.125, products).float()
 
     assert (found[:, :2].abs() < 10).all()
     assert (found[:, 2:] > 100).all()
 
 
-@pytest.mark.parametrize("multiplies", WAYS)
-def test_large_scores_overflow_nothing(multiplies: bool) -> None:
+@pytest.mark.parametrize("products", WAYS)
+def test_large_scores_overflow_nothing(products: Products) -> None:
     queries, keys, values = case(3, 1, 2, 1500, 64)
     keys[:, 700] = queries[0, 0] * 100  # takes all of the weight
 
-    found = attend_natively(queries * 30, keys, values, 1.0, multiplies)
+    found = attend_natively(queries * 30, keys, values, 1.0, products)
 
     torch.testing.assert_close(found[0, 0], values[0, 700])
     assert found.isfinite().all()

@@ -1,0 +1,147 @@
+"""Attention of few query rows by AMX: the processor multiplies 16 rows by 16 columns of 32 bfloat16 at a time.
+
+A vector's lanes are query rows, as in `runtime.native.attention`. Scores are keys times queries, so keys are read as
+they lie. A tile of the right-hand side holds pairs of numbers side by side: queries are packed so, and values, once for
+all rows of a block. Weights come out as [key, row] and go in as [row, key]: they change sides on the way.
+"""
+
+from llvmlite import ir
+
+from runtime.native.attention import BLOCK, HEAD_UNIT, PairWork
+from runtime.native.code import I8, I32, VOID, vector
+from runtime.native.joining import NO_SCORE, Shape
+
+ROWS = 16  # of a tile,
+ROW_BYTES = 64  # and how long each is
+TILE = ROWS * ROW_BYTES
+KEYS = 32  # that weights in a tile's row are for
+SUMS = (0, 1, 2, 3)  # tiles that products are added up in, so many that one need not wait for another
+LEFT, RIGHT = (4, 5), (6, 7)
+PALETTE = bytes([1, *[0] * 15, *[ROW_BYTES, 0] * 8, *[0] * 16, *[ROWS] * 8, *[0] * 8])
+
+
+class TileWork(PairWork):
+    """What each thread does: it takes one part of one KV head after the other."""
+
+    unit = KEYS
+
+    def __init__(self, function: ir.Function, shape: Shape) -> None:
+        super().__init__(function, shape)
+        self.tail = self.room(2 * BLOCK * shape.head_dim)  # keys of a block that is not whole
+        self.packed_values = self.room(2 * BLOCK * shape.head_dim)  # [keys / 32, numbers / 16, pair of keys, number]
+        self.crossed = self.room(2 * BLOCK * ROWS)  # weights [keys / 32, row, key]
+        palette = self.room(len(PALETTE))
+        self.store(ir.Constant(vector(I8, len(PALETTE)), list(PALETTE)), palette)
+        self._tiles("ldtilecfg", palette)
+
+    def end(self) -> None:
+        self._tiles("tilerelease")
+        super().end()
+
+    def _tiles(self, name: str, *arguments: int | ir.Value) -> None:
+        """An instruction on tiles, which are given by their numbers."""
+        values = [ir.Constant(I8, value) if isinstance(value, int) else value for value in arguments]
+        self.call(f"llvm.x86.{name}", VOID, values)
+
+    def _ready(self, first: ir.Value, stop: ir.Value) -> None:
+        """Lays pairs of values side by side; behind the last there are zeros."""
+        b, n, head_dim = self.b, self.number, self.shape.head_dim
+        count = b.sub(stop, first)
+        n_pairs = b.sdiv(b.add(count, n(1)), n(2))
+        last = b.sub(stop, n(1))
+
+        def place(pair: ir.Value) -> ir.Value:
+            group = b.mul(b.sdiv(pair, n(ROWS)), n(2 * KEYS * head_dim))
+            return self.at(self.packed_values, b.add(group, b.mul(b.srem(pair, n(ROWS)), n(ROW_BYTES))))
+
+        with self.loop(n(0), n_pairs) as pair:
+            key = b.add(first, b.mul(pair, n(2)))
+            even, odd = (
+                self.at(self.values, b.mul(self.smaller(b.add(key, n(side)), last), n(2 * head_dim))) for side in (0, 1)
+            )
+            columns = [part for unit in range(0, 2 * head_dim, 2 * HEAD_UNIT) for part in self.paired(even, odd, unit)]
+            for index, column in enumerate(columns):
+                self.store(column, place(pair), TILE * index)
+        with self.loop(n_pairs, b.sdiv(self.padded(count), n(2))) as pair:
+            for index in range(head_dim // ROWS):
+                self.store(self.ints(0, ROWS), place(pair), TILE * index)
+        self.block = self.variable(self.at(self.keys, b.mul(first, n(2 * head_dim))))
+        with b.if_then(b.icmp_signed("<", count, n(BLOCK))):
+            with self.loop(n(0), count) as key, self.loop(n(0), n(2 * head_dim), ROW_BYTES) as offset:
+                source = b.add(b.mul(b.add(first, key), n(2 * head_dim)), offset)
+                number = self.load(vector(I32, ROWS), self.keys, source)
+                self.store(number, self.tail, b.add(b.mul(key, n(2 * head_dim)), offset))
+            self.block.value = self.tail
+
+    def _score(self, tile: ir.Value, first: ir.Value, stop: ir.Value) -> None:
+        """Scores [key, row] of a block; keys behind its end score nothing."""
+        b, n, head_dim = self.b, self.number, self.shape.head_dim
+        queries = self.at(self.packed, b.mul(tile, n(2 * ROWS * head_dim)))
+        count = b.sub(stop, first)
+        stride = n(2 * head_dim)
+        with self.loop(n(0), count, ROWS * len(SUMS)) as key:
+            keys = self.at(self.block.value, b.mul(key, stride))
+            scores = self.at(self.scores, b.mul(key, n(ROW_BYTES)))
+            for sum_ in SUMS:
+                self._tiles("tilezero", sum_)
+            for chunk in range(head_dim // HEAD_UNIT):
+                self._tiles("tileloadd64", RIGHT[chunk % 2], self.at(queries, TILE * chunk), n(ROW_BYTES))
+                for sum_ in SUMS:
+                    place = self.at(keys, 2 * ROWS * head_dim * sum_ + ROW_BYTES * chunk)
+                    self._tiles("tileloadd64", LEFT[sum_ % 2], place, stride)
+                    self._tiles("tdpbf16ps", sum_, LEFT[sum_ % 2], RIGHT[chunk % 2])
+            for sum_ in SUMS:
+                self._tiles("tilestored64", sum_, self.at(scores, TILE * sum_), n(ROW_BYTES))
+        with self.loop(n(0), count) as key:
+            score = self.load(self.floats(0, ROWS).type, self.scores, b.mul(key, n(ROW_BYTES)))
+            self.store(b.fmul(score, self.scale), self.scores, b.mul(key, n(ROW_BYTES)))
+        with self.loop(count, self.padded(count)) as key:
+            self.store(self.floats(NO_SCORE, ROWS), self.scores, b.mul(key, n(ROW_BYTES)))
+
+    def _mix(self, tile: ir.Value, sums: ir.Value, shrink: ir.Value, first: ir.Value, stop: ir.Value) -> None:
+        """Adds the values of a block to the sums of each row."""
+        b, n, head_dim = self.b, self.number, self.shape.head_dim
+        for row in range(ROWS):
+            factor = self.spread(self.load(self.scale.type.element, shrink, 4 * row, align=4), ROWS)
+            for offset in range(4 * head_dim * row, 4 * head_dim * (row + 1), ROW_BYTES):
+                self.store(b.fmul(self.load(factor.type, sums, offset), factor), sums, offset)
+        padded = self.padded(b.sub(stop, first))
+        with self.loop(n(0), padded, KEYS) as key:
+            offset = b.mul(key, n(2 * ROWS))
+            self._cross(self.at(self.weights, offset), self.at(self.crossed, offset))
+        columns = range(head_dim // ROWS)
+        for start in range(0, len(columns), len(SUMS)):
+            some = columns[start : start + len(SUMS)]
+            for sum_, column in zip(SUMS, some, strict=False):
+                self._tiles("tileloadd64", sum_, self.at(sums, ROW_BYTES * column), n(4 * head_dim))
+            with self.loop(n(0), padded, KEYS) as key:
+                self._tiles("tileloadd64", LEFT[0], self.at(self.crossed, b.mul(key, n(2 * ROWS))), n(ROW_BYTES))
+                values = self.at(self.packed_values, b.mul(key, n(2 * head_dim)))
+                for sum_, column in zip(SUMS, some, strict=False):
+                    self._tiles("tileloadd64", RIGHT[sum_ % 2], self.at(values, TILE * column), n(ROW_BYTES))
+                    self._tiles("tdpbf16ps", sum_, LEFT[0], RIGHT[sum_ % 2])
+            for sum_, column in zip(SUMS, some, strict=False):
+                self._tiles("tilestored64", sum_, self.at(sums, ROW_BYTES * column), n(4 * head_dim))
+
+    def _cross(self, source: ir.Value, target: ir.Value) -> None:
+        """Turns a square of 16 times 16 numbers round its diagonal, by exchanging ever smaller squares."""
+        numbers = [self.load(vector(I32, ROWS), source, ROW_BYTES * row) for row in range(ROWS)]
+        for size in (8, 4, 2, 1):
+            low, high = (
+                ir.Constant(
+                    vector(I32, ROWS),
+                    [
+                        lane + (ROWS - size if lane & size else 0)
+                        if side == 0
+                        else (ROWS + lane if lane & size else lane + size)
+                        for lane in range(ROWS)
+                    ],
+                )
+                for side in (0, 1)
+            )
+            for row in range(ROWS):
+                if not row & size:
+                    pair = numbers[row], numbers[row + size]
+                    numbers[row], numbers[row + size] = (self.b.shuffle_vector(*pair, order) for order in (low, high))
+        for row, number in enumerate(numbers):
+            self.store(number, target, ROW_BYTES * row)
