@@ -109,18 +109,17 @@ class PairWork(Code):
         best, total = 4 * width * head_dim, 4 * width * (head_dim + 1)
         floats = vector(FLOAT, width)
         before = self.load(floats, sums, best)
-        largest = self.variable(before)
+        most = self.variable(self.floats(NO_SCORE, width))
         with self.loop(n(0), count) as key:
-            score = self.load(floats, self.scores, b.mul(key, n(4 * width)))
-            largest.value = self.larger(largest.value, score)
-        shrunk = self.exp2(b.fsub(before, largest.value))
+            most.value = self.larger(most.value, self.load(floats, self.scores, b.mul(key, n(4 * width))))
+        largest = self.larger(before, b.fmul(most.value, self.scale))
+        shrunk = self.exp2(b.fsub(before, largest))
         weight = self.variable(b.fmul(self.load(floats, sums, total), shrunk))
         with self.loop(n(0), self.padded(count), 2) as key:
-            low, high = (self._weight(b.add(key, n(side)), largest.value) for side in (0, 1))
+            low, high = (self._weight(b.add(key, n(side)), largest) for side in (0, 1))
             weight.value = b.fadd(weight.value, b.fadd(low, high))
-            low_bits = b.lshr(self.rounded(low), self.ints(16, width))
-            self.store(b.or_(low_bits, self.rounded(high)), self.weights, b.mul(key, n(2 * width)))
-        self.store(largest.value, sums, best)
+            self.store(self.joined(low, high), self.weights, b.mul(key, n(2 * width)))
+        self.store(largest, sums, best)
         self.store(weight.value, sums, total)
         shrink = self.room(4 * width)
         self.store(shrunk, shrink)
@@ -147,9 +146,8 @@ class PairWork(Code):
                         score.value = self.add_products(score.value, query, number, multiplies_bfloat16=True)
             place = b.mul(b.sub(key, first), n(4 * width))
             for one, score in enumerate(scores):
-                scaled = b.fmul(score.value, self.scale)
                 is_key = b.icmp_signed("<", b.add(key, n(one)), stop)
-                shown = b.select(is_key, scaled, self.floats(NO_SCORE, width))
+                shown = b.select(is_key, score.value, self.floats(NO_SCORE, width))
                 self.store(shown, self.scores, b.add(place, n(4 * width * one)))
 
     def _mask(self, tile: ir.Value, first: ir.Value, stop: ir.Value) -> None:
@@ -169,7 +167,12 @@ class PairWork(Code):
         b, width = self.b, self.shape.width
         score = self.load(vector(FLOAT, width), self.scores, b.mul(key, self.number(4 * width)))
         seen = b.fcmp_ordered(">", score, self.floats(NO_SCORE / 2, width))
-        return b.select(seen, self.exp2(b.fsub(score, largest)), self.floats(0, width))
+        return b.select(seen, self.exp2(self.fma(score, self.scale, b.fneg(largest))), self.floats(0, width))
+
+    def joined(self, low: ir.Value, high: ir.Value) -> ir.Value:
+        """Pairs of bfloat16 side by side, of floats of the same lane."""
+        low_bits = self.b.lshr(self.rounded(low), self.ints(16, low.type.count))
+        return self.b.or_(low_bits, self.rounded(high))
 
     def _mix(self, tile: ir.Value, sums: ir.Value, shrink: ir.Value, first: ir.Value, stop: ir.Value) -> None:
         """Adds the values of a block to the sums of each row, a few rows at a time, so many as registers hold."""

@@ -105,6 +105,11 @@ class Code:
     def store(self, value: ir.Value, base: ir.Value, offset: ir.Value | int = 0, align: int = 1) -> None:
         self.b.store(value, self.at(base, offset), align=align)
 
+    def fetch(self, base: ir.Value, offset: ir.Value | int = 0) -> None:
+        """Asks for the 64 bytes there to be brought near; there may be nothing."""
+        flags = (ir.Constant(I32, flag) for flag in (0, 3, 1))  # to be read, soon, as data
+        self.call("llvm.prefetch.p0", VOID, (self.at(base, offset), *flags))
+
     def spread(self, value: ir.Value, width: int) -> ir.Value:
         """A vector whose every lane is `value`."""
         kind = vector(value.type, width)
@@ -151,14 +156,19 @@ class Code:
     def exp2(self, value: ir.Value) -> ir.Value:
         """Two to the power of `value`, 0 and below, to within 3e-7 of its size; 2^-126 for anything less."""
         width = value.type.count
-        value = self.larger(value, self.floats(-126, width))
+        power, whole = self.power_parts(self.larger(value, self.floats(-126, width)))
+        exponent = self.b.add(self.b.fptosi(whole, vector(I32, width)), self.ints(127, width))
+        return self.b.fmul(power, self.b.bitcast(self.b.shl(exponent, self.ints(23, width)), value.type))
+
+    def power_parts(self, value: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Two to the power of `value` as a number from 0.7 to 1.5, times two to the power of a whole one."""
+        width = value.type.count
         whole = self.call(f"llvm.roundeven.v{width}f32", value.type, (value,))
         rest = self.b.fsub(value, whole)
         power = self.floats(EXP2[0], width)
         for factor in EXP2[1:]:
             power = self.fma(power, rest, self.floats(factor, width))
-        exponent = self.b.add(self.b.fptosi(whole, vector(I32, width)), self.ints(127, width))
-        return self.b.fmul(power, self.b.bitcast(self.b.shl(exponent, self.ints(23, width)), value.type))
+        return power, whole
 
     def rounded(self, value: ir.Value) -> ir.Value:
         """Finite floats rounded to bfloat16, as the upper halves of i32 lanes whose lower halves are 0."""

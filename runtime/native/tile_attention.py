@@ -8,7 +8,7 @@ all rows of a block. Weights come out as [key, row] and go in as [row, key]: the
 from llvmlite import ir
 
 from runtime.native.attention import BLOCK, HEAD_UNIT, PairWork
-from runtime.native.code import I8, I32, VOID, vector
+from runtime.native.code import I8, I16, I32, VOID, BFloat, vector
 from runtime.native.joining import NO_SCORE, Shape
 
 ROWS = 16  # of a tile,
@@ -59,6 +59,9 @@ class TileWork(PairWork):
             even, odd = (
                 self.at(self.values, b.mul(self.smaller(b.add(key, n(side)), last), n(2 * head_dim))) for side in (0, 1)
             )
+            for side in (self.keys, self.values):  # of the next block
+                for offset in range(0, 4 * head_dim, ROW_BYTES):
+                    self.fetch(side, b.add(b.mul(b.add(key, n(BLOCK)), n(2 * head_dim)), n(offset)))
             columns = [part for unit in range(0, 2 * head_dim, 2 * HEAD_UNIT) for part in self.paired(even, odd, unit)]
             for index, column in enumerate(columns):
                 self.store(column, place(pair), TILE * index)
@@ -72,6 +75,23 @@ class TileWork(PairWork):
                 number = self.load(vector(I32, ROWS), self.keys, source)
                 self.store(number, self.tail, b.add(b.mul(key, n(2 * head_dim)), offset))
             self.block.value = self.tail
+
+    def exp2(self, value: ir.Value) -> ir.Value:
+        """As `Code`'s, but for 0 where that is too small to be a number: one instruction puts the exponent in."""
+        power, whole = self.power_parts(value)
+        everywhere, as_usual = ir.Constant(I16, -1), ir.Constant(I32, 4)  # lanes, rounding
+        arguments = (power, whole, self.floats(0, ROWS), everywhere, as_usual)
+        return self.call("llvm.x86.avx512.mask.scalef.ps.512", value.type, arguments)
+
+    def joined(self, low: ir.Value, high: ir.Value) -> ir.Value:
+        kind = vector(BFloat(), 2 * ROWS)
+        both = self.b.bitcast(
+            self.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, (high, low)), vector(I16, 2 * ROWS)
+        )
+        order = [lane + side for lane in range(ROWS) for side in (0, ROWS)]
+        return self.b.bitcast(
+            self.b.shuffle_vector(both, both, ir.Constant(vector(I32, 2 * ROWS), order)), vector(I32, ROWS)
+        )
 
     def _score(self, tile: ir.Value, first: ir.Value, stop: ir.Value) -> None:
         """Scores [key, row] of a block; keys behind its end score nothing."""
@@ -92,9 +112,6 @@ class TileWork(PairWork):
                     self._tiles("tdpbf16ps", sum_, LEFT[sum_ % 2], RIGHT[chunk % 2])
             for sum_ in SUMS:
                 self._tiles("tilestored64", sum_, self.at(scores, TILE * sum_), n(ROW_BYTES))
-        with self.loop(n(0), count) as key:
-            score = self.load(self.floats(0, ROWS).type, self.scores, b.mul(key, n(ROW_BYTES)))
-            self.store(b.fmul(score, self.scale), self.scores, b.mul(key, n(ROW_BYTES)))
         with self.loop(count, self.padded(count)) as key:
             self.store(self.floats(NO_SCORE, ROWS), self.scores, b.mul(key, n(ROW_BYTES)))
 
