@@ -7,6 +7,8 @@ arXiv 2205.14135). Parts of the cache are computed apart and joined by their log
 of bfloat16; `float_attention` is for processors that are slow at them.
 """
 
+from functools import reduce
+
 from llvmlite import ir
 
 from runtime.native.code import FLOAT, I16, I32, Code, Fields, Variable, vector
@@ -109,10 +111,12 @@ class PairWork(Code):
         best, total = 4 * width * head_dim, 4 * width * (head_dim + 1)
         floats = vector(FLOAT, width)
         before = self.load(floats, sums, best)
-        most = self.variable(self.floats(NO_SCORE, width))
-        with self.loop(n(0), count) as key:
-            most.value = self.larger(most.value, self.load(floats, self.scores, b.mul(key, n(4 * width))))
-        largest = self.larger(before, b.fmul(most.value, self.scale))
+        found = [self.variable(self.floats(NO_SCORE, width)) for _ in range(min(self.unit, 4))]
+        with self.loop(n(0), self.padded(count), len(found)) as key:
+            scores = self.at(self.scores, b.mul(key, n(4 * width)))
+            for one, most in enumerate(found):
+                most.value = self.larger(most.value, self.load(floats, scores, 4 * width * one))
+        largest = self.larger(before, b.fmul(reduce(self.larger, (most.value for most in found)), self.scale))
         shrunk = self.exp2(b.fsub(before, largest))
         weight = self.variable(b.fmul(self.load(floats, sums, total), shrunk))
         with self.loop(n(0), self.padded(count), 2) as key:
