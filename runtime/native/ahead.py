@@ -6,7 +6,7 @@ import torch
 
 from runtime.native import attend, multiply, softmax, steps
 from runtime.native.joining import Shape
-from runtime.native.machine import can_compile, cpu_has_pair_products
+from runtime.native.machine import can_compile
 
 
 def compile_ahead(head_dim: int, dtype: torch.dtype, packs: bool) -> threading.Thread:
@@ -16,7 +16,7 @@ def compile_ahead(head_dim: int, dtype: torch.dtype, packs: bool) -> threading.T
         if not can_compile():
             return
         if packs:
-            multiply.compiled(cpu_has_pair_products())
+            multiply.compiled(multiply.products_here())
         if dtype == torch.bfloat16:
             steps.compiled()
             softmax.compiled()

@@ -13,8 +13,15 @@ from torch import Tensor
 from runtime.native.attention import HEAD_UNIT, MOST_TILES, WIDTHS, PairWork
 from runtime.native.code import I32, POINTER, VOID
 from runtime.native.float_attention import FloatWork
-from runtime.native.joining import FIELDS, Products, Shape, scratch_floats, write_entry
-from runtime.native.machine import PARALLEL, Compiled, can_compile, cpu_multiplies_pairs_fast, cpu_multiplies_tiles
+from runtime.native.joining import FIELDS, Shape, scratch_floats, write_entry
+from runtime.native.machine import (
+    PARALLEL,
+    Compiled,
+    Products,
+    can_compile,
+    cpu_multiplies_pairs_fast,
+    cpu_multiplies_tiles,
+)
 from runtime.native.tile_attention import TileWork
 
 MOST_ROWS = WIDTHS[-1] * MOST_TILES  # query rows a KV head: beyond, a matrix product pays

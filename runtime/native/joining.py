@@ -1,15 +1,13 @@
 """What attention's threads leave behind, and how it is joined: by the log-sum-exp of each part's scores."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from llvmlite import ir
 
 from runtime.native.code import FLOAT, I32, Code, Fields, vector
+from runtime.native.machine import Products
 
 NO_SCORE = -1e30
-
-Products = Literal["pairs", "floats", "tiles"]  # of bfloat16, of what they widen to, of squares of them
 
 # What the function is given, as i64 each; strides in bytes.
 FIELDS = (

@@ -6,8 +6,8 @@ again with the group's offset, times the sum of the group's inputs.
 
 from llvmlite import ir
 
-from runtime.native.code import FLOAT, I8, I16, I32, POINTER, VOID, Code, Fields, vector
-from runtime.native.machine import PARALLEL
+from runtime.native.code import FLOAT, I8, I16, I32, Code, Fields, vector
+from runtime.native.machine import Products
 
 LANES = 16  # rows side by side
 GROUP = 32  # weights of a row under one scale
@@ -23,44 +23,42 @@ CODE_ZERO = 128 + 8  # offsets are those of code 8, which are small
 FIELDS = ("inputs", "weights", "outputs", "n_tokens", "n_groups", "n_tiles", "per_job", "n_threads", "sums", "next")
 
 
-def write_linear(multiplies_bfloat16: bool) -> str:
-    """A module with `multiply(fields)`."""
-    module = ir.Module("linear")
-    kind = ir.FunctionType(VOID, [POINTER])
-    work, multiply = (ir.Function(module, kind, name) for name in ("work", "multiply"))
-    parallel = ir.Function(module, ir.FunctionType(VOID, [POINTER, POINTER, I32, I32]), PARALLEL)
-    _Work(work, multiplies_bfloat16).write()
-    _write_entry(multiply, work, parallel)
-    return str(module)
-
-
-class _Work(Code):
+class LinearWork(Code):
     """What each thread does: it takes a few tiles of rows after the other."""
 
-    def __init__(self, function: ir.Function, multiplies_bfloat16: bool) -> None:
+    def __init__(self, function: ir.Function, products: Products) -> None:
         super().__init__(function)
-        self.multiplies_bfloat16 = multiplies_bfloat16
+        self.multiplies_bfloat16 = products == "pairs"
         self.fields = Fields(self, function.args[0], FIELDS)
 
     def write(self) -> None:
         b, n = self.b, self.number
         names = ("n_tokens", "n_groups", "n_tiles", "per_job")
-        self.n_tokens, self.n_groups, n_tiles, per_job = (self.fields.number(name) for name in names)
-        whole = b.mul(b.sdiv(self.n_tokens, n(AT_ONCE)), n(AT_ONCE))
-        rest = b.srem(self.n_tokens, n(AT_ONCE))
-        n_jobs = b.sdiv(b.sub(b.add(n_tiles, per_job), n(1)), per_job)
+        self.n_tokens, self.n_groups, self.n_tiles, per_job = (self.fields.number(name) for name in names)
+        self.prepare()
+        n_jobs = b.sdiv(b.sub(b.add(self.n_tiles, per_job), n(1)), per_job)
         with self.jobs(self.fields.address("next"), n_jobs) as job:
             start = b.mul(job, per_job)
-            with self.loop(start, self.smaller(b.add(start, per_job), n_tiles)) as tile:
-                weights = self.at(self.fields.pointer("weights"), b.mul(tile, b.mul(self.n_groups, n(GROUP_BYTES))))
-                with self.loop(n(0), whole, AT_ONCE) as token:
-                    self._tile(AT_ONCE, token, weights, tile, n_tiles)
-                for count in range(1, AT_ONCE):
-                    with b.if_then(b.icmp_signed("==", rest, n(count))):
-                        self._tile(count, whole, weights, tile, n_tiles)
+            with self.loop(start, self.smaller(b.add(start, per_job), self.n_tiles)) as tile:
+                weights = b.mul(tile, b.mul(self.n_groups, n(GROUP_BYTES)))
+                self.rows(self.at(self.fields.pointer("weights"), weights), tile)
         self.end()
 
-    def _tile(self, count: int, token: ir.Value, weights: ir.Value, tile: ir.Value, n_tiles: ir.Value) -> None:
+    def prepare(self) -> None:
+        """Before the first tile."""
+
+    def rows(self, weights: ir.Value, tile: ir.Value) -> None:
+        """Outputs of one tile of rows for all tokens."""
+        b, n = self.b, self.number
+        whole = b.mul(b.sdiv(self.n_tokens, n(AT_ONCE)), n(AT_ONCE))
+        rest = b.srem(self.n_tokens, n(AT_ONCE))
+        with self.loop(n(0), whole, AT_ONCE) as token:
+            self._tile(AT_ONCE, token, weights, tile)
+        for count in range(1, AT_ONCE):
+            with b.if_then(b.icmp_signed("==", rest, n(count))):
+                self._tile(count, whole, weights, tile)
+
+    def _tile(self, count: int, token: ir.Value, weights: ir.Value, tile: ir.Value) -> None:
         """Outputs of one tile of rows for `count` tokens."""
         b, n = self.b, self.number
         row_bytes = b.mul(self.n_groups, n(2 * GROUP))
@@ -71,11 +69,10 @@ class _Work(Code):
         with self.loop(n(0), self.n_groups) as group:
             place = self.at(weights, b.mul(group, n(GROUP_BYTES)))
             offset = b.mul(group, n(2 * GROUP))
-            scale, zero = (self._unpacked(place, CODE_BYTES + 2 * LANES * part) for part in (0, 1))
-            zero = self.fma(scale, self.floats(-CODE_ZERO, LANES), zero)
+            scale, zero = self.factors(place)
             products = [self.variable(self.floats(0, LANES)) for _ in tokens]
             for step in range(GROUP // STEP):
-                for half, codes in enumerate(self._codes(place, 2 * LANES * step)):
+                for half, codes in enumerate(self.codes(place, 2 * LANES * step)):
                     for source, product in zip(inputs, products, strict=True):
                         pair = self.load(I32, source, b.add(offset, n(2 * STEP * step + 4 * half)))
                         product.value = self.add_products(
@@ -84,12 +81,20 @@ class _Work(Code):
             for total, product, held in zip(totals, products, sums, strict=True):
                 inputs_sum = self.spread(self.load(FLOAT, held, b.mul(group, n(4))), LANES)
                 total.value = self.fma(zero, inputs_sum, self.fma(scale, product.value, total.value))
-        output_bytes = b.mul(n_tiles, n(2 * LANES))
         for one, total in zip(tokens, totals, strict=True):
-            place = b.add(b.mul(one, output_bytes), b.mul(tile, n(2 * LANES)))
-            self.store(self.halves(total.value), self.fields.pointer("outputs"), place)
+            self.write_output(total.value, one, tile)
 
-    def _codes(self, place: ir.Value, offset: int) -> tuple[ir.Value, ir.Value]:
+    def write_output(self, total: ir.Value, token: ir.Value, tile: ir.Value) -> None:
+        b, n = self.b, self.number
+        place = b.mul(b.add(b.mul(token, self.n_tiles), tile), n(2 * LANES))
+        self.store(self.halves(total), self.fields.pointer("outputs"), place)
+
+    def factors(self, place: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Of a group: what its products with 128 + code are multiplied by, and what its inputs' sum is."""
+        scale, zero = (self._unpacked(place, CODE_BYTES + 2 * LANES * part) for part in (0, 1))
+        return scale, self.fma(scale, self.floats(-CODE_ZERO, LANES), zero)
+
+    def codes(self, place: ir.Value, offset: int) -> tuple[ir.Value, ir.Value]:
         """Two vectors of pairs of bfloat16, of 128 and a code each."""
         b, wide = self.b, vector(I16, 2 * LANES)
         both = b.zext(self.load(vector(I8, 2 * LANES), place, offset), wide)
@@ -101,7 +106,7 @@ class _Work(Code):
         return self.widened(self.load(vector(I16, LANES), place, offset))
 
 
-def _write_entry(function: ir.Function, work: ir.Function, parallel: ir.Function) -> None:
+def write_entry(function: ir.Function, work: ir.Function, parallel: ir.Function) -> None:
     """Sums the inputs of each group, then has the threads work."""
     code = Code(function)
     b, n = code.b, code.number

@@ -4,12 +4,15 @@ import ctypes
 import sys
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 import llvmlite.binding as llvm
 import torch
 
 ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18  # Linux on x86-64: a system call, and what it is asked
 PARALLEL = "fullread_parallel"  # what compiled code calls GOMP_parallel by
+
+Products = Literal["pairs", "floats", "tiles"]  # of bfloat16, of what they widen to, of squares of them
 
 
 class Compiled:

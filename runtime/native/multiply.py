@@ -5,19 +5,41 @@ from collections.abc import Callable
 from functools import cache
 
 import torch
+from llvmlite import ir
 from torch import Tensor
 from torch.nn.functional import pad
 
-from runtime.native.linear import FIELDS, GROUP, GROUP_BYTES, LANES, STEP, write_linear
-from runtime.native.machine import Compiled, cpu_has_pair_products
+from runtime.native.code import I32, POINTER, VOID
+from runtime.native.linear import FIELDS, GROUP, GROUP_BYTES, LANES, STEP, LinearWork, write_entry
+from runtime.native.machine import PARALLEL, Compiled, Products, cpu_has_pair_products, cpu_multiplies_tiles
+from runtime.native.tile_linear import TileLinearWork
+from runtime.native.tiles import ROWS
 
 JOBS_A_THREAD = 4  # a thread that other work holds up leaves its jobs to the rest
 
 
+def write_linear(products: Products) -> str:
+    """A module with `multiply(fields)`."""
+    module = ir.Module("linear")
+    kind = ir.FunctionType(VOID, [POINTER])
+    work, multiply = (ir.Function(module, kind, name) for name in ("work", "multiply"))
+    parallel = ir.Function(module, ir.FunctionType(VOID, [POINTER, POINTER, I32, I32]), PARALLEL)
+    (TileLinearWork if products == "tiles" else LinearWork)(work, products).write()
+    write_entry(multiply, work, parallel)
+    return str(module)
+
+
+def products_here() -> Products:
+    """What this processor multiplies best by."""
+    if cpu_multiplies_tiles():
+        return "tiles"
+    return "pairs" if cpu_has_pair_products() else "floats"
+
+
 @cache
-def compiled(multiplies_bfloat16: bool) -> tuple[Callable[[int], None], Compiled]:
+def compiled(products: Products) -> tuple[Callable[[int], None], Compiled]:
     """The function, and what keeps it alive. It takes the address of its fields."""
-    code = Compiled(write_linear(multiplies_bfloat16))
+    code = Compiled(write_linear(products))
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address("multiply")), code
 
 
@@ -43,21 +65,21 @@ def packed_bytes(n_rows: int, n_columns: int) -> int:
     return -(-n_rows // LANES) * (n_columns // GROUP) * GROUP_BYTES
 
 
-def multiply(inputs: Tensor, weights: Tensor, multiplies_bfloat16: bool | None = None) -> Tensor:
+def multiply(inputs: Tensor, weights: Tensor, products: Products | None = None) -> Tensor:
     """`inputs` [tokens, columns] in bfloat16 times `packed` weights: [tokens, tiles * LANES].
 
-    `multiplies_bfloat16` None asks the processor.
+    `products` None asks the processor.
     """
-    if multiplies_bfloat16 is None:
-        multiplies_bfloat16 = cpu_has_pair_products()
+    if products is None:
+        products = products_here()
     inputs = inputs.contiguous()
     (n_tiles, n_groups, _), n_tokens, n_threads = weights.shape, len(inputs), torch.get_num_threads()
     outputs = torch.empty(n_tokens, n_tiles * LANES, dtype=torch.bfloat16)
-    sums = torch.empty(n_tokens * n_groups)
+    sums = torch.empty((n_tokens + ROWS) * n_groups)  # of tokens that there are not, too, where tiles count them
     per_job = max(1, n_tiles // (JOBS_A_THREAD * n_threads))
     fields = (ctypes.c_int64 * len(FIELDS))(
         *(inputs.data_ptr(), weights.data_ptr(), outputs.data_ptr()),
         *(n_tokens, n_groups, n_tiles, per_job, n_threads, sums.data_ptr(), 0),
     )
-    compiled(multiplies_bfloat16)[0](ctypes.addressof(fields))
+    compiled(products)[0](ctypes.addressof(fields))
     return outputs

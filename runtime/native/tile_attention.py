@@ -8,19 +8,16 @@ all rows of a block. Weights come out as [key, row] and go in as [row, key]: the
 from llvmlite import ir
 
 from runtime.native.attention import BLOCK, HEAD_UNIT, PairWork
-from runtime.native.code import I8, I16, I32, VOID, BFloat, vector
+from runtime.native.code import I16, I32, BFloat, vector
 from runtime.native.joining import NO_SCORE, Shape
+from runtime.native.tiles import ROW_BYTES, ROWS, TILE, TileCode
 
-ROWS = 16  # of a tile,
-ROW_BYTES = 64  # and how long each is
-TILE = ROWS * ROW_BYTES
 KEYS = 32  # that weights in a tile's row are for
 SUMS = (0, 1, 2, 3)  # tiles that products are added up in, so many that one need not wait for another
 LEFT, RIGHT = (4, 5), (6, 7)
-PALETTE = bytes([1, *[0] * 15, *[ROW_BYTES, 0] * 8, *[0] * 16, *[ROWS] * 8, *[0] * 8])
 
 
-class TileWork(PairWork):
+class TileWork(TileCode, PairWork):
     """What each thread does: it takes one part of one KV head after the other."""
 
     unit = KEYS
@@ -30,18 +27,7 @@ class TileWork(PairWork):
         self.tail = self.room(2 * BLOCK * shape.head_dim)  # keys of a block that is not whole
         self.packed_values = self.room(2 * BLOCK * shape.head_dim)  # [keys / 32, numbers / 16, pair of keys, number]
         self.crossed = self.room(2 * BLOCK * ROWS)  # weights [keys / 32, row, key]
-        palette = self.room(len(PALETTE))
-        self.store(ir.Constant(vector(I8, len(PALETTE)), list(PALETTE)), palette)
-        self._tiles("ldtilecfg", palette)
-
-    def end(self) -> None:
-        self._tiles("tilerelease")
-        super().end()
-
-    def _tiles(self, name: str, *arguments: int | ir.Value) -> None:
-        """An instruction on tiles, which are given by their numbers."""
-        values = [ir.Constant(I8, value) if isinstance(value, int) else value for value in arguments]
-        self.call(f"llvm.x86.{name}", VOID, values)
+        self.configure()
 
     def _ready(self, first: ir.Value, stop: ir.Value) -> None:
         """Lays pairs of values side by side; behind the last there are zeros."""
@@ -103,15 +89,15 @@ class TileWork(PairWork):
             keys = self.at(self.block.value, b.mul(key, stride))
             scores = self.at(self.scores, b.mul(key, n(ROW_BYTES)))
             for sum_ in SUMS:
-                self._tiles("tilezero", sum_)
+                self.clear_tile(sum_)
             for chunk in range(head_dim // HEAD_UNIT):
-                self._tiles("tileloadd64", RIGHT[chunk % 2], self.at(queries, TILE * chunk), n(ROW_BYTES))
+                self.load_tile(RIGHT[chunk % 2], self.at(queries, TILE * chunk))
                 for sum_ in SUMS:
                     place = self.at(keys, 2 * ROWS * head_dim * sum_ + ROW_BYTES * chunk)
-                    self._tiles("tileloadd64", LEFT[sum_ % 2], place, stride)
-                    self._tiles("tdpbf16ps", sum_, LEFT[sum_ % 2], RIGHT[chunk % 2])
+                    self.load_tile(LEFT[sum_ % 2], place, stride)
+                    self.multiply_tiles(sum_, LEFT[sum_ % 2], RIGHT[chunk % 2])
             for sum_ in SUMS:
-                self._tiles("tilestored64", sum_, self.at(scores, TILE * sum_), n(ROW_BYTES))
+                self.store_tile(sum_, self.at(scores, TILE * sum_))
         with self.loop(count, self.padded(count)) as key:
             self.store(self.floats(NO_SCORE, ROWS), self.scores, b.mul(key, n(ROW_BYTES)))
 
@@ -130,15 +116,15 @@ class TileWork(PairWork):
         for start in range(0, len(columns), len(SUMS)):
             some = columns[start : start + len(SUMS)]
             for sum_, column in zip(SUMS, some, strict=False):
-                self._tiles("tileloadd64", sum_, self.at(sums, ROW_BYTES * column), n(4 * head_dim))
+                self.load_tile(sum_, self.at(sums, ROW_BYTES * column), n(4 * head_dim))
             with self.loop(n(0), padded, KEYS) as key:
-                self._tiles("tileloadd64", LEFT[0], self.at(self.crossed, b.mul(key, n(2 * ROWS))), n(ROW_BYTES))
+                self.load_tile(LEFT[0], self.at(self.crossed, b.mul(key, n(2 * ROWS))))
                 values = self.at(self.packed_values, b.mul(key, n(2 * head_dim)))
                 for sum_, column in zip(SUMS, some, strict=False):
-                    self._tiles("tileloadd64", RIGHT[sum_ % 2], self.at(values, TILE * column), n(ROW_BYTES))
-                    self._tiles("tdpbf16ps", sum_, LEFT[0], RIGHT[sum_ % 2])
+                    self.load_tile(RIGHT[sum_ % 2], self.at(values, TILE * column))
+                    self.multiply_tiles(sum_, LEFT[0], RIGHT[sum_ % 2])
             for sum_, column in zip(SUMS, some, strict=False):
-                self._tiles("tilestored64", sum_, self.at(sums, ROW_BYTES * column), n(4 * head_dim))
+                self.store_tile(sum_, self.at(sums, ROW_BYTES * column), n(4 * head_dim))
 
     def _cross(self, source: ir.Value, target: ir.Value) -> None:
         """Turns a square of 16 times 16 numbers round its diagonal, by exchanging ever smaller squares."""

@@ -8,8 +8,7 @@ from runtime.models import attention
 from runtime.models.attention import attend_by_products, attend_on_bfloat16_cpu, attend_plainly
 from runtime.native.attend import MOST_ROWS, PART, attend_natively, serves
 from runtime.native.attention import BLOCK
-from runtime.native.joining import Products
-from runtime.native.machine import can_compile, cpu_has_pair_products, cpu_multiplies_tiles
+from runtime.native.machine import Products, can_compile, cpu_has_pair_products, cpu_multiplies_tiles
 
 pytestmark = pytest.mark.skipif(not can_compile(), reason="PyTorch's threads are not of GNU OpenMP")
 

@@ -5,16 +5,20 @@ import torch
 from torch import Tensor
 
 from runtime.native.linear import AT_ONCE, GROUP, LANES
-from runtime.native.machine import can_compile, cpu_has_pair_products
+from runtime.native.machine import Products, can_compile, cpu_has_pair_products, cpu_multiplies_tiles
 from runtime.native.multiply import multiply, packed, packed_bytes
 
 pytestmark = pytest.mark.skipif(not can_compile(), reason="PyTorch's threads are not of GNU OpenMP")
 
 WAYS = [
-    False,
+    "floats",
     pytest.param(
-        True,
+        "pairs",
         marks=pytest.mark.skipif(not cpu_has_pair_products(), reason="the processor does not multiply bfloat16"),
+    ),
+    pytest.param(
+        "tiles",
+        marks=pytest.mark.skipif(not cpu_multiplies_tiles(), reason="the processor does not multiply tiles"),
     ),
 ]
 
@@ -28,15 +32,15 @@ def layer(n_rows: int, n_groups: int) -> tuple[Tensor, Tensor]:
     return packed(codes, scales, zeros), weights
 
 
-@pytest.mark.parametrize("multiplies", WAYS)
+@pytest.mark.parametrize("products", WAYS)
 @pytest.mark.parametrize(("n_rows", "n_groups"), [(16, 1), (5, 3), (37, 2), (960, 18), (4000, 4)])
 @pytest.mark.parametrize("n_tokens", [1, 2, AT_ONCE - 1, AT_ONCE, AT_ONCE + 1, 3 * AT_ONCE])
-def test_the_products_are_those_of_the_weights(multiplies: bool, n_rows: int, n_groups: int, n_tokens: int) -> None:
+def test_the_products_are_those_of_the_weights(products: Products, n_rows: int, n_groups: int, n_tokens: int) -> None:
     """To a bfloat16's rounding of the result, whatever the number of tokens and however tiles are filled."""
     weights, meant = layer(n_rows, n_groups)
     inputs = torch.randn(n_tokens, n_groups * GROUP, generator=torch.Generator().manual_seed(1)).bfloat16()
 
-    found = multiply(inputs, weights, multiplies)
+    found = multiply(inputs, weights, products)
 
     assert found.shape == (n_tokens, -(-n_rows // LANES) * LANES)
     expected = inputs.double() @ meant.T
@@ -45,13 +49,13 @@ def test_the_products_are_those_of_the_weights(multiplies: bool, n_rows: int, n_
     assert (found[:, n_rows:] == 0).all()
 
 
-@pytest.mark.parametrize("multiplies", WAYS)
-def test_a_weight_in_the_wrong_place_would_be_seen(multiplies: bool) -> None:
+@pytest.mark.parametrize("products", WAYS)
+def test_a_weight_in_the_wrong_place_would_be_seen(products: Products) -> None:
     """Each input alone gives its own column of weights."""
     weights, meant = layer(32, 2)
     inputs = torch.eye(64, dtype=torch.bfloat16)
 
-    found = torch.cat([multiply(part, weights, multiplies) for part in inputs.split(AT_ONCE)])
+    found = torch.cat([multiply(part, weights, products) for part in inputs.split(AT_ONCE)])
 
     torch.testing.assert_close(found.double(), meant.T, atol=2e-3, rtol=2**-8)
 
