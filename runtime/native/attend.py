@@ -28,7 +28,7 @@ MOST_ROWS = WIDTHS[-1] * MOST_TILES  # query rows a KV head: beyond, a matrix pr
 PART = 512  # keys in a part, at least; parts do not go by the threads there are, so that neither does the sum
 MOST_PARTS = 8
 
-WORK = {"pairs": PairWork, "floats": FloatWork, "tiles": TileWork}
+WORK: dict[Products, type[PairWork | FloatWork]] = {"pairs": PairWork, "floats": FloatWork, "tiles": TileWork}
 
 Function = Callable[[int], None]
 

@@ -79,4 +79,4 @@ def cpu_multiplies_tiles() -> bool:
     features = llvm.get_host_cpu_features()
     if sys.platform != "linux" or not (features.get("amx-tile", False) and features.get("amx-bf16", False)):
         return False
-    return ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0
+    return bool(ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0)
