@@ -8,6 +8,7 @@ from runtime.native.tiles import ROW_BYTES, ROWS, TILE, TileCode
 
 TOKENS = (1, 2, 4, 8, ROWS)  # whose sums are held in registers: code is made for each number
 AT_ONCE = 6  # groups
+AHEAD = 2 * AT_ONCE * GROUP_BYTES  # so far before they are read, weights are asked for
 SUMS, INPUTS, WEIGHTS = 0, 2, 4  # tiles
 
 
@@ -43,9 +44,11 @@ class TileLinearWork(TileCode, LinearWork):
             stop = self.smaller(b.add(first, n(AT_ONCE)), self.n_groups)
             # One after the other: what is written must have left the core's queue before a tile can be read from it.
             with self.loop(first, stop) as group:
+                place = self.at(weights, b.mul(group, n(GROUP_BYTES)))
+                for line in range(0, GROUP_BYTES, ROW_BYTES):
+                    self.fetch(place, AHEAD + line)
                 codes = self.at(self.widened_codes, b.mul(b.sub(group, first), n(TILE)))
                 for step in range(GROUP // STEP):
-                    place = self.at(weights, b.mul(group, n(GROUP_BYTES)))
                     for half, pairs in enumerate(self.codes(place, 2 * LANES * step)):
                         self.store(pairs, codes, ROW_BYTES * (2 * step + half))
             with self.loop(first, stop) as group:
