@@ -75,6 +75,8 @@ def multiply(inputs: Tensor, weights: Tensor, products: Products | None = None) 
     inputs = inputs.contiguous()
     (n_tiles, n_groups, _), n_tokens, n_threads = weights.shape, len(inputs), torch.get_num_threads()
     outputs = torch.empty(n_tokens, n_tiles * LANES, dtype=torch.bfloat16)
+    if n_tokens == 0:
+        return outputs
     sums = torch.empty((n_tokens + ROWS) * n_groups)  # of tokens that there are not, too, where tiles count them
     per_job = max(1, n_tiles // (JOBS_A_THREAD * n_threads))
     fields = (ctypes.c_int64 * len(FIELDS))(

@@ -60,6 +60,11 @@ def test_a_weight_in_the_wrong_place_would_be_seen(products: Products) -> None:
     torch.testing.assert_close(found.double(), meant.T, atol=2e-3, rtol=2**-8)
 
 
+@pytest.mark.parametrize("products", WAYS)
+def test_no_tokens_have_no_products(products: Products) -> None:
+    assert multiply(torch.empty(0, 64, dtype=torch.bfloat16), layer(32, 2)[0], products).shape == (0, 32)
+
+
 def test_threads_do_not_change_a_bit() -> None:
     weights, _ = layer(960, 18)
     inputs = torch.randn(3, 18 * GROUP, generator=torch.Generator().manual_seed(1)).bfloat16()
