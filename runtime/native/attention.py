@@ -97,6 +97,9 @@ class PairWork(Code):
     def _ready(self, first: ir.Value, stop: ir.Value) -> None:
         """Prepares a block for all rows."""
 
+    def pass_by(self, key: ir.Value) -> None:
+        """While the weights of a key and the next are computed."""
+
     def padded(self, count: ir.Value) -> ir.Value:
         """So many keys of a block have weights, the last of them 0 where there are no more keys."""
         n = self.number
@@ -120,6 +123,7 @@ class PairWork(Code):
         shrunk = self.exp2(b.fsub(before, largest))
         weight = self.variable(b.fmul(self.load(floats, sums, total), shrunk))
         with self.loop(n(0), self.padded(count), 2) as key:
+            self.pass_by(b.add(first, key))
             low, high = (self._weight(b.add(key, n(side)), largest) for side in (0, 1))
             weight.value = b.fadd(weight.value, b.fadd(low, high))
             self.store(self.joined(low, high), self.weights, b.mul(key, n(2 * width)))

@@ -45,9 +45,6 @@ class TileWork(TileCode, PairWork):
             even, odd = (
                 self.at(self.values, b.mul(self.smaller(b.add(key, n(side)), last), n(2 * head_dim))) for side in (0, 1)
             )
-            for side in (self.keys, self.values):  # of the next block
-                for offset in range(0, 4 * head_dim, ROW_BYTES):
-                    self.fetch(side, b.add(b.mul(b.add(key, n(BLOCK)), n(2 * head_dim)), n(offset)))
             columns = [part for unit in range(0, 2 * head_dim, 2 * HEAD_UNIT) for part in self.paired(even, odd, unit)]
             for index, column in enumerate(columns):
                 self.store(column, place(pair), TILE * index)
@@ -61,6 +58,13 @@ class TileWork(TileCode, PairWork):
                 number = self.load(vector(I32, ROWS), self.keys, source)
                 self.store(number, self.tail, b.add(b.mul(key, n(2 * head_dim)), offset))
             self.block.value = self.tail
+
+    def pass_by(self, key: ir.Value) -> None:
+        """Asks for the next block."""
+        b, n, head_dim = self.b, self.number, self.shape.head_dim
+        for side in (self.keys, self.values):
+            for offset in range(0, 4 * head_dim, ROW_BYTES):
+                self.fetch(side, b.add(b.mul(b.add(key, n(BLOCK)), n(2 * head_dim)), n(offset)))
 
     def exp2(self, value: ir.Value) -> ir.Value:
         """As `Code`'s, but for 0 where that is too small to be a number: one instruction puts the exponent in."""
