@@ -119,6 +119,8 @@ def _prepare_libraries(settings: Settings) -> None:
     # enough, and as fast.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "32")
+    # Weights and KV caches in pages of 2 MiB, where the system leaves that to the program: a pass reads all of them.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if not settings.needs_hub:
         os.environ["HF_HUB_OFFLINE"] = "1"
 
