@@ -147,7 +147,7 @@ class Decoder:
         for index, layer in enumerate(self._weights.layers):
             hidden = torch.add(hidden, self._attention(index, layer, hidden, shared, steps), alpha=scale)
             hidden = torch.add(hidden, self._feed_forward(layer, hidden, steps), alpha=scale)
-        return self._weights.head(steps.norm(hidden[len(hidden) - n_logits :], self._weights.norm)).float()
+        return self._weights.head(steps.norm(hidden[hidden.shape[0] - n_logits :], self._weights.norm)).float()
 
     def turns(self, positions: range) -> tuple[tuple[Tensor, Tensor], ...]:
         """Cosines and sines of each rotary embedding, as `Rope.at` gives them."""
@@ -175,7 +175,7 @@ class Decoder:
         return rms_norm(heads, (heads.shape[-1],), norm, self.spec.norm_eps)
 
     def _attention(self, index: int, layer: Layer, hidden: Tensor, shared: Pass, steps: Steps) -> Tensor:
-        spec, cache, n_tokens = self.spec, shared.cache, len(hidden)
+        spec, cache, n_tokens = self.spec, shared.cache, hidden.shape[0]
         heads = layer.qkv(steps.norm(hidden, layer.attention_norm)).view(n_tokens, -1, spec.head_dim)
         queries, keys, values = heads.split((spec.n_heads, spec.n_kv_heads, spec.n_kv_heads), 1)
         if layer.query_norm is not None and layer.key_norm is not None:

@@ -73,7 +73,7 @@ def multiply(inputs: Tensor, weights: Tensor, products: Products | None = None) 
     if products is None:
         products = products_here()
     inputs = inputs.contiguous()
-    (n_tiles, n_groups, _), n_tokens, n_threads = weights.shape, len(inputs), torch.get_num_threads()
+    (n_tiles, n_groups, _), n_tokens, n_threads = weights.shape, inputs.shape[0], torch.get_num_threads()
     outputs = torch.empty(n_tokens, n_tiles * LANES, dtype=torch.bfloat16)
     if n_tokens == 0:
         return outputs
