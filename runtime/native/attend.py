@@ -10,7 +10,7 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from runtime.native.attention import HEAD_UNIT, MOST_TILES, WIDTHS, PairWork
+from runtime.native.attention import HEAD_UNIT, MOST_TILES, WIDTHS, AttentionWork
 from runtime.native.code import I32, POINTER, VOID
 from runtime.native.float_attention import FloatWork
 from runtime.native.joining import FIELDS, Shape, scratch_floats, write_entry
@@ -22,13 +22,14 @@ from runtime.native.machine import (
     cpu_multiplies_pairs_fast,
     cpu_multiplies_tiles,
 )
+from runtime.native.pair_attention import PairWork
 from runtime.native.tile_attention import TileWork
 
 MOST_ROWS = WIDTHS[-1] * MOST_TILES  # query rows a KV head: beyond, a matrix product pays
 PART = 512  # keys in a part, at least; parts do not go by the threads there are, so that neither does the sum
 MOST_PARTS = 8
 
-WORK: dict[Products, type[PairWork | FloatWork]] = {"pairs": PairWork, "floats": FloatWork, "tiles": TileWork}
+WORK: dict[Products, type[AttentionWork]] = {"pairs": PairWork, "floats": FloatWork, "tiles": TileWork}
 
 Function = Callable[[int], None]
 

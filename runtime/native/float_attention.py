@@ -1,21 +1,21 @@
 """Attention of few query rows in float32 products, for processors that are slow at pairs of bfloat16.
 
-As `runtime.native.attention`, but for a vector's lanes: here they are numbers of one key, widened from bfloat16, and
-then, as 16 keys' products with a query are added up crosswise, scores of 16 keys. So one query row keeps all lanes
-busy. Numbers are held as they come out of a register of pairs: the even ones, then the odd ones.
+A vector's lanes are numbers of one key, widened from bfloat16, and then, as 16 keys' products with a query are added up
+crosswise, scores of 16 keys. So one query row keeps all lanes busy, where those of `pair_attention` are rows. Numbers
+are held as they come out of a register of pairs: the even ones, then the odd ones.
 """
 
 from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
-from runtime.native.code import FLOAT, I32, I64, Code, Fields, vector
-from runtime.native.joining import FIELDS, NO_SCORE, Shape, scratch_floats
+from runtime.native.attention import BLOCK, MOST_TILES, WIDTHS, AttentionWork
+from runtime.native.code import FLOAT, I32, I64, vector
+from runtime.native.joining import NO_SCORE, Shape
 
-BLOCK = 128  # keys whose scores are held at a time
 LANES = 16
 UNIT = 2 * LANES  # numbers of a head that are loaded at once
-MOST_ROWS = 64
+MOST_ROWS = WIDTHS[-1] * MOST_TILES
 QUERY_REGISTERS = 12  # that hold query rows while keys pass by,
 SUM_REGISTERS = 16  # and sums of value rows
 FLOATS, INTS = vector(FLOAT, LANES), vector(I32, LANES)
@@ -47,58 +47,27 @@ STEPS = (_crosswise((0, 4, 1, 5), (2, 6, 3, 7)), _crosswise((0, 1, 4, 5), (2, 3,
 SIDE_BY_SIDE = tuple(_order([place for lane in range(s, s + 8) for place in (lane, LANES + lane)]) for s in (0, 8))
 
 
-class FloatWork(Code):
-    """What each thread does: it takes one part of one KV head after the other."""
+class FloatWork(AttentionWork):
+    """What each thread does, a few rows at a time."""
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
-        super().__init__(function)
-        self.shape = shape
-        self.fields = Fields(self, function.args[0], FIELDS)
+        super().__init__(function, shape)
         self.n_vectors = shape.head_dim // LANES
         self.queries = self.room(4 * MOST_ROWS * shape.head_dim)  # [row, number], scaled
         self.tokens = self.room(4 * MOST_ROWS)  # of each row
         self.weights = self.room(4 * MOST_ROWS * BLOCK)  # [row, key], scores at first
         self.shrunk = self.room(4 * MOST_ROWS)  # what each row's sums are to be multiplied by
 
-    def write(self) -> None:
-        b, n = self.b, self.number
-        names = ("n_kv_heads", "group", "n_tokens", "n_held", "n_parts")
-        n_kv_heads, group, self.n_tokens, n_held, n_parts = (self.fields.number(name) for name in names)
-        self.n_rows = b.mul(group, self.n_tokens)
-        self.n_tiles = b.sdiv(b.add(self.n_rows, n(self.shape.width - 1)), n(self.shape.width))
-        self.past = b.sub(n_held, self.n_tokens)
-        # log2(e) goes into the scale, for powers of two are cheaper than of e.
-        self.scale = self.spread(b.bitcast(b.trunc(self.fields.number("scale"), I32), FLOAT), LANES)
-        length = b.sdiv(b.sub(b.add(n_held, n_parts), n(1)), n_parts)
-        length = b.mul(b.sdiv(b.add(length, n(LANES - 1)), n(LANES)), n(LANES))
-        with self.jobs(self.fields.address("next"), b.mul(n_kv_heads, n_parts)) as job:
-            start = b.mul(b.srem(job, n_parts), length)
-            self._job(b.sdiv(job, n_parts), job, start, self.smaller(b.add(start, length), n_held))
-        self.end()
+    def block(self, first: ir.Value, stop: ir.Value) -> None:
+        self._by_rows(
+            max(1, QUERY_REGISTERS // self.n_vectors), lambda count, row: self._score(count, row, first, stop)
+        )
+        with self.loop(self.number(0), self.n_rows) as row:
+            self._weigh(row, self.b.sub(stop, first))
+        self._by_rows(max(1, SUM_REGISTERS // self.n_vectors), lambda count, row: self._mix(count, row, first, stop))
 
-    def _job(self, kv_head: ir.Value, job: ir.Value, start: ir.Value, end: ir.Value) -> None:
-        b, n = self.b, self.number
-        self.keys = self.at(self.fields.pointer("keys"), b.mul(kv_head, self.fields.number("key_head")))
-        self.values = self.at(self.fields.pointer("values"), b.mul(kv_head, self.fields.number("value_head")))
-        self.tile_bytes = 4 * scratch_floats(self.shape.head_dim, self.shape.width)
-        self.sums = self.at(self.fields.pointer("scratch"), b.mul(job, b.mul(self.n_tiles, n(self.tile_bytes))))
-        self._pack(kv_head)
-        with self.loop(n(0), self.n_rows) as row:
-            for offset in range(0, 4 * self.shape.head_dim, 4 * LANES):
-                self.store(self.floats(0, LANES), self._sums(row), offset)
-            self.store(ir.Constant(FLOAT, NO_SCORE), self._best(row), align=4)
-            self.store(ir.Constant(FLOAT, 0), self._total(row), align=4)
-        with self.loop(start, end, BLOCK) as first:
-            stop = self.smaller(b.add(first, n(BLOCK)), end)
-            self._by_rows(
-                max(1, QUERY_REGISTERS // self.n_vectors), lambda count, row: self._score(count, row, first, stop)
-            )
-            with self.loop(n(0), self.n_rows) as row:
-                self._weigh(row, b.sub(stop, first))
-            self._by_rows(
-                max(1, SUM_REGISTERS // self.n_vectors), lambda count, row: self._mix(count, row, first, stop)
-            )
-        with self.loop(n(0), self.n_rows) as row:
+    def finish(self) -> None:
+        with self.loop(self.number(0), self.n_rows) as row:
             self._sort(self._sums(row))
 
     def _by_rows(self, at_once: int, write: RowsWriter) -> None:
@@ -129,8 +98,8 @@ class FloatWork(Code):
     def _total(self, row: ir.Value) -> ir.Value:
         return self.at(self._best(row), 4 * self.shape.width)
 
-    def _pack(self, kv_head: ir.Value) -> None:
-        """Widens and scales the queries of a KV head, and notes each row's token."""
+    def pack(self, kv_head: ir.Value) -> None:
+        """As meant; widened and scaled."""
         b, n, head_dim = self.b, self.number, self.shape.head_dim
         stride, token_stride = self.fields.number("query_head"), self.fields.number("query_token")
         head = b.mul(kv_head, self.fields.number("group"))

@@ -1,15 +1,16 @@
 """Attention of few query rows by AMX: the processor multiplies 16 rows by 16 columns of 32 bfloat16 at a time.
 
-A vector's lanes are query rows, as in `runtime.native.attention`. Scores are keys times queries, so keys are read as
-they lie. A tile of the right-hand side holds pairs of numbers side by side: queries are packed so, and values, once for
-all rows of a block. Weights come out as [key, row] and go in as [row, key]: they change sides on the way.
+A vector's lanes are query rows, as in `pair_attention`. Scores are keys times queries, so keys are read as they lie. A
+tile of the right-hand side holds pairs of numbers side by side: queries are packed so, and values, once for all rows of
+a block. Weights come out as [key, row] and go in as [row, key]: they change sides on the way.
 """
 
 from llvmlite import ir
 
-from runtime.native.attention import BLOCK, HEAD_UNIT, PairWork
+from runtime.native.attention import BLOCK, HEAD_UNIT
 from runtime.native.code import I16, I32, BFloat, vector
 from runtime.native.joining import NO_SCORE, Shape
+from runtime.native.pair_attention import PairWork
 from runtime.native.tiles import ROW_BYTES, ROWS, TILE, TileCode
 
 KEYS = 32  # that weights in a tile's row are for
@@ -18,7 +19,7 @@ LEFT, RIGHT = (4, 5), (6, 7)
 
 
 class TileWork(TileCode, PairWork):
-    """What each thread does: it takes one part of one KV head after the other."""
+    """What each thread does, vector of rows by vector, with the values of a block packed for all of them."""
 
     unit = KEYS
 
@@ -29,12 +30,22 @@ class TileWork(TileCode, PairWork):
         self.crossed = self.room(2 * BLOCK * ROWS)  # weights [keys / 32, row, key]
         self.configure()
 
-    def _ready(self, first: ir.Value, stop: ir.Value) -> None:
+    def ready(self, first: ir.Value, stop: ir.Value) -> None:
+        b, n = self.b, self.number
+        count, row_bytes = b.sub(stop, first), 2 * self.shape.head_dim
+        self._pack_values(first, stop)
+        self.block_keys = self.variable(self.at(self.keys, b.mul(first, n(row_bytes))))
+        with b.if_then(b.icmp_signed("<", count, n(BLOCK))):  # tiles would be read beyond the last key
+            with self.loop(n(0), b.mul(count, n(row_bytes)), ROW_BYTES) as offset:
+                number = self.load(vector(I32, ROWS), self.block_keys.value, offset)
+                self.store(number, self.tail, offset)
+            self.block_keys.value = self.tail
+
+    def _pack_values(self, first: ir.Value, stop: ir.Value) -> None:
         """Lays pairs of values side by side; behind the last there are zeros."""
         b, n, head_dim = self.b, self.number, self.shape.head_dim
-        count = b.sub(stop, first)
+        count, last = b.sub(stop, first), b.sub(stop, n(1))
         n_pairs = b.sdiv(b.add(count, n(1)), n(2))
-        last = b.sub(stop, n(1))
 
         def place(pair: ir.Value) -> ir.Value:
             group = b.mul(b.sdiv(pair, n(ROWS)), n(2 * KEYS * head_dim))
@@ -51,13 +62,6 @@ class TileWork(TileCode, PairWork):
         with self.loop(n_pairs, b.sdiv(self.padded(count), n(2))) as pair:
             for index in range(head_dim // ROWS):
                 self.store(self.ints(0, ROWS), place(pair), TILE * index)
-        self.block = self.variable(self.at(self.keys, b.mul(first, n(2 * head_dim))))
-        with b.if_then(b.icmp_signed("<", count, n(BLOCK))):
-            with self.loop(n(0), count) as key, self.loop(n(0), n(2 * head_dim), ROW_BYTES) as offset:
-                source = b.add(b.mul(b.add(first, key), n(2 * head_dim)), offset)
-                number = self.load(vector(I32, ROWS), self.keys, source)
-                self.store(number, self.tail, b.add(b.mul(key, n(2 * head_dim)), offset))
-            self.block.value = self.tail
 
     def pass_by(self, key: ir.Value) -> None:
         """Asks for the next block."""
@@ -83,14 +87,14 @@ class TileWork(TileCode, PairWork):
             self.b.shuffle_vector(both, both, ir.Constant(vector(I32, 2 * ROWS), order)), vector(I32, ROWS)
         )
 
-    def _score(self, tile: ir.Value, first: ir.Value, stop: ir.Value) -> None:
+    def score(self, tile: ir.Value, first: ir.Value, stop: ir.Value) -> None:
         """Scores [key, row] of a block; keys behind its end score nothing."""
         b, n, head_dim = self.b, self.number, self.shape.head_dim
         queries = self.at(self.packed, b.mul(tile, n(2 * ROWS * head_dim)))
         count = b.sub(stop, first)
         stride = n(2 * head_dim)
         with self.loop(n(0), count, ROWS * len(SUMS)) as key:
-            keys = self.at(self.block.value, b.mul(key, stride))
+            keys = self.at(self.block_keys.value, b.mul(key, stride))
             scores = self.at(self.scores, b.mul(key, n(ROW_BYTES)))
             for sum_ in SUMS:
                 self.clear_tile(sum_)
@@ -105,7 +109,7 @@ class TileWork(TileCode, PairWork):
         with self.loop(count, self.padded(count)) as key:
             self.store(self.floats(NO_SCORE, ROWS), self.scores, b.mul(key, n(ROW_BYTES)))
 
-    def _mix(self, tile: ir.Value, sums: ir.Value, shrink: ir.Value, first: ir.Value, stop: ir.Value) -> None:
+    def mix(self, tile: ir.Value, sums: ir.Value, shrink: ir.Value, first: ir.Value, stop: ir.Value) -> None:
         """Adds the values of a block to the sums of each row."""
         b, n, head_dim = self.b, self.number, self.shape.head_dim
         for row in range(ROWS):
@@ -134,21 +138,13 @@ class TileWork(TileCode, PairWork):
         """Turns a square of 16 times 16 numbers round its diagonal, by exchanging ever smaller squares."""
         numbers = [self.load(vector(I32, ROWS), source, ROW_BYTES * row) for row in range(ROWS)]
         for size in (8, 4, 2, 1):
-            low, high = (
-                ir.Constant(
-                    vector(I32, ROWS),
-                    [
-                        lane + (ROWS - size if lane & size else 0)
-                        if side == 0
-                        else (ROWS + lane if lane & size else lane + size)
-                        for lane in range(ROWS)
-                    ],
-                )
-                for side in (0, 1)
-            )
-            for row in range(ROWS):
-                if not row & size:
-                    pair = numbers[row], numbers[row + size]
-                    numbers[row], numbers[row + size] = (self.b.shuffle_vector(*pair, order) for order in (low, high))
+            # Of two rows `size` apart, the upper keeps its left squares and gets the lower's, the lower the other way.
+            lanes = range(ROWS)
+            upper = [lane if not lane & size else ROWS + lane - size for lane in lanes]
+            lower = [lane + size if not lane & size else ROWS + lane for lane in lanes]
+            orders = [ir.Constant(vector(I32, ROWS), order) for order in (upper, lower)]
+            for row in (row for row in lanes if not row & size):
+                pair = numbers[row], numbers[row + size]
+                numbers[row], numbers[row + size] = (self.b.shuffle_vector(*pair, order) for order in orders)
         for row, number in enumerate(numbers):
             self.store(number, target, ROW_BYTES * row)
