@@ -16,7 +16,7 @@ from runtime.pacing import PassCosts
 from runtime.scorer import Scorer
 from runtime.stores import OWN, Stores
 
-FORMAT = 7  # counted up whenever the kernels or what is measured change
+FORMAT = 8  # counted up whenever the kernels or what is measured change
 TOKENS = (1, 2, 3, 4, 5, 8, 16)
 SHORT, LONG = 256, 4096  # tokens in the cache
 REPEATS = 5

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from runtime.footprint import embedding_bytes, layer_kv_bytes, weight_bytes
-from runtime.models.packed import FEW
 from runtime.models.spec import Spec
+from runtime.native.multiply import few
 from runtime.rates import COPIED_BYTES, SIDE, Rates, least_seconds, measure
 
 CPU_SIDE = 2048  # of the matrices that a processor multiplies
@@ -47,7 +47,7 @@ class Roofline:
         """Weights and what is held, once. Embeddings are looked up: of them only the output head is read."""
         spec = self.spec
         kv = n_held * spec.n_layers * layer_kv_bytes(spec, self.dtype)
-        if self.packed_bytes and n_tokens <= FEW:
+        if self.packed_bytes and n_tokens <= few():
             return kv + self.packed_bytes
         head = spec.vocab_size * spec.hidden_size * self.dtype.itemsize if n_logits else 0
         return kv + weight_bytes(spec, self.dtype) - embedding_bytes(spec, self.dtype) + head

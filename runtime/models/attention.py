@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from runtime.models.flash_attn import FlashAttention, find_flash_attn
-from runtime.native.attend import MOST_ROWS, attend_natively, serves
+from runtime.native.attend import attend_natively, most_rows, serves
 from runtime.native.machine import can_compile
 from runtime.native.softmax import weigh_in_place
 
@@ -159,7 +159,7 @@ def attend_on_bfloat16_cpu(
     if window is not None and window < keys.shape[1]:
         return _attend_in_window(attend_on_bfloat16_cpu, queries, keys, values, scale, window)
     n_heads, n_tokens, head_dim = queries.shape
-    if n_heads // keys.shape[0] * n_tokens <= MOST_ROWS and serves(head_dim, queries.dtype):
+    if serves(head_dim, queries.dtype) and n_heads // keys.shape[0] * n_tokens <= most_rows():
         return attend_natively(queries, keys, values, scale)
     return attend_by_products(queries, keys, values, scale)
 

@@ -19,8 +19,6 @@ from runtime.models.linear import Linear
 from runtime.native import multiply as native
 from runtime.native.machine import can_compile
 
-FEW = 32  # up to so many tokens the packed form is faster than the dense one
-
 
 @dataclass(frozen=True, slots=True)
 class Groups:
@@ -42,6 +40,7 @@ class PackedLinear(Linear):
     def __init__(self, weight: Tensor, groups: Groups, bias: Tensor | None = None) -> None:
         super().__init__(weight, bias)
         self._n_rows, self._digits = len(weight), groups.digits
+        self._few = native.few()
         # Offsets are counted from code 8, where they are small and rounding them costs little.
         self._packed = native.packed(groups.codes, groups.scales, groups.offsets + 8 * groups.scales)
 
@@ -51,7 +50,7 @@ class PackedLinear(Linear):
 
     def __call__(self, hidden: Tensor) -> Tensor:
         # What changes nothing is not called: a pass of one token has 121 of these, and a call costs some microseconds.
-        if hidden.shape[0] > FEW:
+        if hidden.shape[0] > self._few:
             return super().__call__(hidden)
         inputs = hidden if hidden.dtype == torch.bfloat16 else hidden.bfloat16()
         if self._digits > 1:

@@ -10,7 +10,7 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from runtime.native.attention import HEAD_UNIT, MOST_TILES, WIDTHS, AttentionWork
+from runtime.native.attention import HEAD_UNIT, WIDTHS, AttentionWork
 from runtime.native.code import I32, POINTER, VOID
 from runtime.native.float_attention import FloatWork
 from runtime.native.joining import FIELDS, Shape, scratch_floats, write_entry
@@ -25,7 +25,6 @@ from runtime.native.machine import (
 from runtime.native.pair_attention import PairWork
 from runtime.native.tile_attention import TileWork
 
-MOST_ROWS = WIDTHS[-1] * MOST_TILES  # query rows a KV head: beyond, a matrix product pays
 PART = 512  # keys in a part, at least; parts do not go by the threads there are, so that neither does the sum
 MOST_PARTS = 8
 
@@ -68,6 +67,11 @@ def serves(head_dim: int, dtype: torch.dtype) -> bool:
     return can_compile() and dtype == torch.bfloat16 and head_dim % HEAD_UNIT == 0
 
 
+def most_rows(products: Products | None = None) -> int:
+    """Query rows a KV head that can be attended for at a time; `products` None asks the processor."""
+    return WORK[products or products_here()].most_tiles * WIDTHS[-1]
+
+
 def attend_natively(
     queries: Tensor,
     keys: Tensor,
@@ -75,7 +79,7 @@ def attend_natively(
     scale: float,
     products: Products | None = None,
 ) -> Tensor:
-    """As `Attend`, for bfloat16 on a CPU, heads that `serves` and at most `MOST_ROWS` query rows a KV head.
+    """As `Attend`, for bfloat16 on a CPU, heads that `serves` and `most_rows` query rows.
 
     `products` None asks the processor.
     """

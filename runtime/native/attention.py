@@ -16,7 +16,6 @@ from runtime.native.joining import FIELDS, NO_SCORE, Shape, scratch_floats
 BLOCK = 128  # keys whose scores are held at a time
 PART_UNIT = 32  # keys that each part but the last has a multiple of
 WIDTHS = (4, 8, 16)  # query rows a vector may hold
-MOST_TILES = 4  # vectors of query rows
 HEAD_UNIT = 32  # numbers of a head must be a multiple
 
 
@@ -25,6 +24,8 @@ class AttentionWork(Code):
 
     `sums` is what it leaves behind of a part: for each vector of rows their sums, largest scores and weights.
     """
+
+    most_tiles = 4  # vectors of query rows: beyond, a matrix product pays
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function)

@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
-from runtime.native.attention import BLOCK, MOST_TILES, WIDTHS, AttentionWork
+from runtime.native.attention import BLOCK, AttentionWork
 from runtime.native.code import FLOAT, I32, I64, vector
 from runtime.native.joining import NO_SCORE, Shape
 
 LANES = 16
 UNIT = 2 * LANES  # numbers of a head that are loaded at once
-MOST_ROWS = WIDTHS[-1] * MOST_TILES
 QUERY_REGISTERS = 12  # that hold query rows while keys pass by,
 SUM_REGISTERS = 16  # and sums of value rows
 FLOATS, INTS = vector(FLOAT, LANES), vector(I32, LANES)
@@ -53,10 +52,11 @@ class FloatWork(AttentionWork):
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
         self.n_vectors = shape.head_dim // LANES
-        self.queries = self.room(4 * MOST_ROWS * shape.head_dim)  # [row, number], scaled
-        self.tokens = self.room(4 * MOST_ROWS)  # of each row
-        self.weights = self.room(4 * MOST_ROWS * BLOCK)  # [row, key], scores at first
-        self.shrunk = self.room(4 * MOST_ROWS)  # what each row's sums are to be multiplied by
+        most_rows = self.most_tiles * shape.width
+        self.queries = self.room(4 * most_rows * shape.head_dim)  # [row, number], scaled
+        self.tokens = self.room(4 * most_rows)  # of each row
+        self.weights = self.room(4 * most_rows * BLOCK)  # [row, key], scores at first
+        self.shrunk = self.room(4 * most_rows)  # what each row's sums are to be multiplied by
 
     def block(self, first: ir.Value, stop: ir.Value) -> None:
         self._by_rows(

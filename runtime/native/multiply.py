@@ -36,6 +36,11 @@ def products_here() -> Products:
     return "pairs" if cpu_has_pair_products() else "floats"
 
 
+def few() -> int:
+    """Up to so many tokens the packed form is faster than the dense one."""
+    return 64 if products_here() == "tiles" else 32
+
+
 @cache
 def compiled(products: Products) -> tuple[Callable[[int], None], Compiled]:
     """The function, and what keeps it alive. It takes the address of its fields."""
@@ -68,12 +73,14 @@ def packed_bytes(n_rows: int, n_columns: int) -> int:
 def multiply(inputs: Tensor, weights: Tensor, products: Products | None = None) -> Tensor:
     """`inputs` [tokens, columns] in bfloat16 times `packed` weights: [tokens, tiles * LANES].
 
-    `products` None asks the processor.
+    `products` None asks the processor. Raises `ValueError` where the columns are not those of the weights.
     """
     if products is None:
         products = products_here()
     inputs = inputs.contiguous()
-    (n_tiles, n_groups, _), n_tokens, n_threads = weights.shape, inputs.shape[0], torch.get_num_threads()
+    (n_tokens, n_columns), (n_tiles, n_groups, _), n_threads = inputs.shape, weights.shape, torch.get_num_threads()
+    if n_columns != n_groups * GROUP:
+        raise ValueError(f"{n_columns} columns for weights of {n_groups * GROUP}")
     outputs = torch.empty(n_tokens, n_tiles * LANES, dtype=torch.bfloat16)
     if n_tokens == 0:
         return outputs

@@ -8,7 +8,7 @@ from functools import reduce
 
 from llvmlite import ir
 
-from runtime.native.attention import BLOCK, HEAD_UNIT, MOST_TILES, AttentionWork
+from runtime.native.attention import BLOCK, HEAD_UNIT, AttentionWork
 from runtime.native.code import FLOAT, I16, I32, Variable, vector
 from runtime.native.joining import NO_SCORE, Shape
 
@@ -24,8 +24,8 @@ class PairWork(AttentionWork):
     def __init__(self, function: ir.Function, shape: Shape) -> None:
         super().__init__(function, shape)
         width, pairs = shape.width, shape.head_dim // 2
-        self.packed = self.room(4 * MOST_TILES * pairs * width)  # queries [tile, pair, row], pairs of bfloat16
-        self.tokens = self.room(4 * MOST_TILES * width)  # of each row
+        self.packed = self.room(4 * self.most_tiles * pairs * width)  # queries [tile, pair, row], pairs of bfloat16
+        self.tokens = self.room(4 * self.most_tiles * width)  # of each row
         self.scores = self.room(4 * BLOCK * width)  # [key, row]
         self.weights = self.room(4 * BLOCK // 2 * width)  # [pair of keys, row], pairs of bfloat16
 

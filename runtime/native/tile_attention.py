@@ -21,6 +21,7 @@ LEFT, RIGHT = (4, 5), (6, 7)
 class TileWork(TileCode, PairWork):
     """What each thread does, vector of rows by vector, with the values of a block packed for all of them."""
 
+    most_tiles = 16
     unit = KEYS
 
     def __init__(self, function: ir.Function, shape: Shape) -> None:

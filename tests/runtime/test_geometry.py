@@ -106,7 +106,7 @@ def test_the_least_a_step_takes_is_worked_out_by_hand() -> None:
     attention = 4 * 32 * 32 * 128 * 1024 * (131_072 + 512.5)
     assert roof.seconds(1024, 131_072, 0) == pytest.approx((2 * 1024 * in_layers + attention) / 1e14)
     packed = replace(roof, packed_bytes=5 * 10**9)
-    assert packed.seconds(1, 64, 1) < packed.seconds(64, 64, 64) / 2
+    assert packed.seconds(1, 128, 1) < packed.seconds(128, 128, 128) / 2
 
 
 @pytest.mark.parametrize("twin", [False, True], ids=["cpu", "offload"])

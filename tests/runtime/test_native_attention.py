@@ -6,7 +6,7 @@ from torch import Tensor
 
 from runtime.models import attention
 from runtime.models.attention import attend_by_products, attend_on_bfloat16_cpu, attend_plainly
-from runtime.native.attend import MOST_ROWS, PART, attend_natively, serves
+from runtime.native.attend import PART, attend_natively, most_rows, serves
 from runtime.native.attention import BLOCK
 from runtime.native.machine import Products, can_compile, cpu_has_pair_products, cpu_multiplies_tiles
 
@@ -63,6 +63,17 @@ def test_heads_of_every_size_that_it_serves(products: Products, head_dim: int, n
 
 
 @pytest.mark.parametrize("products", WAYS)
+@pytest.mark.parametrize(("n_heads", "n_kv_heads"), [(9, 3), (8, 1)])
+def test_as_many_rows_as_it_takes(products: Products, n_heads: int, n_kv_heads: int) -> None:
+    n_tokens = most_rows(products) * n_kv_heads // n_heads
+    queries, keys, values = case(n_heads, n_kv_heads, n_tokens, n_tokens + 1300, 64)
+
+    found = attend_natively(queries, keys, values, 0.125, products)
+
+    torch.testing.assert_close(found, attend_plainly(queries, keys, values, 0.125), atol=0.01, rtol=0.02)
+
+
+@pytest.mark.parametrize("products", WAYS)
 def test_each_row_counts_its_own_tokens_and_none_after(products: Products) -> None:
     """A value far larger than the rest stands where one row sees it last and the row before does not."""
     queries, keys, values = case(3, 1, 7, 40, 64)
@@ -99,7 +110,7 @@ def test_threads_do_not_change_a_bit() -> None:
     assert all(torch.equal(found[0], other) for other in found)
 
 
-@pytest.mark.parametrize(("n_tokens", "is_native"), [(MOST_ROWS // 3, True), (MOST_ROWS // 3 + 1, False)])
+@pytest.mark.parametrize(("n_tokens", "is_native"), [(most_rows() // 3, True), (most_rows() // 3 + 1, False)])
 def test_prompt_blocks_and_odd_heads_go_by_products(
     monkeypatch: pytest.MonkeyPatch, n_tokens: int, is_native: bool
 ) -> None:

@@ -96,6 +96,11 @@ def test_inputs_may_be_part_of_a_larger_tensor() -> None:
     assert torch.equal(multiply(inputs, weights), multiply(inputs.clone(), weights))
 
 
+def test_other_columns_than_the_weights_have_are_refused() -> None:
+    with pytest.raises(ValueError, match="32 columns for weights of 64"):
+        multiply(torch.ones(1, 32, dtype=torch.bfloat16), layer(32, 2)[0])
+
+
 def test_the_bytes_are_those_foretold() -> None:
     for n_rows, n_groups in ((16, 1), (37, 2)):
         assert layer(n_rows, n_groups)[0].nbytes == packed_bytes(n_rows, n_groups * GROUP)

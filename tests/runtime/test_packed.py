@@ -8,7 +8,8 @@ from gguf.quants import dequantize as dequantize_by_gguf
 from torch import Tensor
 
 from runtime.models.linear import Linear
-from runtime.models.packed import FEW, Groups, PackedLinear, can_pack, joined, read_groups
+from runtime.models.packed import Groups, PackedLinear, can_pack, joined, read_groups
+from runtime.native.multiply import few
 
 KINDS = [
     GGMLQuantizationType.Q4_0,
@@ -64,7 +65,7 @@ def packed(kind: GGMLQuantizationType, n_rows: int, bias: Tensor | None = None) 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("n_rows", [16, 37])
-@pytest.mark.parametrize("n_tokens", [1, FEW, FEW + 1])
+@pytest.mark.parametrize("n_tokens", [1, few(), few() + 1])
 def test_the_packed_form_is_as_near_as_the_dense_one(kind: GGMLQuantizationType, n_rows: int, n_tokens: int) -> None:
     """Both round weights to bfloat16; a quantity that is the sum of 256 products differs by about a percent of one.
 
@@ -104,8 +105,8 @@ def test_a_layer_packed_for_float32_gives_float32() -> None:
     assert groups is not None
     exact = meant(GGMLQuantizationType.Q4_1, stored)
     layer, rounded = PackedLinear(exact, groups), PackedLinear(exact.to(torch.bfloat16), groups)
-    hidden = torch.randn(FEW + 1, 256, generator=torch.Generator().manual_seed(1))
-    few = layer(hidden[:3])
-    assert few.dtype == torch.float32
-    assert torch.equal(few, rounded(hidden[:3].to(torch.bfloat16)).float())
+    hidden = torch.randn(few() + 1, 256, generator=torch.Generator().manual_seed(1))
+    found = layer(hidden[:3])
+    assert found.dtype == torch.float32
+    assert torch.equal(found, rounded(hidden[:3].to(torch.bfloat16)).float())
     torch.testing.assert_close(layer(hidden), hidden @ exact.T, atol=1e-4, rtol=1e-4)
