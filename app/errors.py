@@ -1,6 +1,6 @@
 """What goes wrong between a person and Fullread, beyond reading (`ingest`) and answering (`runtime`).
 
-Every error carries its particulars; `app/problems.py` alone makes prose of it.
+Every error carries its particulars; `app/problems` alone makes prose of it.
 """
 
 

@@ -7,7 +7,7 @@ from app.settings import Settings
 from runtime.catalogue import Entry, Fit, fit, load_catalogue
 from runtime.hardware import Hardware
 from runtime.hardware_file import known_hardware
-from runtime.ways import gib
+from runtime.plan import gib
 
 
 def list_models(settings: Settings, as_json: bool, out: TextIO) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from app.terminal import duration
-from runtime.ways import Plan, gib
+from runtime.plan import Plan, gib
 
 PARTS = {
     "weights": "weights",

@@ -18,7 +18,7 @@ from runtime.memory import Placed, placed, plan, plan_longest
 from runtime.models.load import ModelFacts, read_facts
 from runtime.models.rope import longest_context
 from runtime.models.sources import locate
-from runtime.ways import Plan
+from runtime.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

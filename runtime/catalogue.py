@@ -14,7 +14,7 @@ from runtime.hardware import Hardware
 from runtime.memory import plan_longest
 from runtime.models.rope import LARGEST_YARN_FACTOR
 from runtime.models.spec import Spec
-from runtime.ways import Mode
+from runtime.plan import Mode
 
 PATH = Path(next(iter(assets.__path__))) / "models.toml"
 BFLOAT16_BYTES = 2

@@ -22,10 +22,10 @@ from runtime.loading import Loaded, NextWay, find
 from runtime.memory import Placed
 from runtime.models.rope import planned_length, rope_kind, stretch
 from runtime.parallel.collective import Backend
+from runtime.plan import Mode
 from runtime.prefix import common_prefix
 from runtime.session import Session
 from runtime.stores import Shape, kv_shape
-from runtime.ways import Mode
 
 KEPT_SESSIONS = 2
 

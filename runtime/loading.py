@@ -20,9 +20,9 @@ from runtime.models.sources import Source, locate
 from runtime.parallel.collective import Backend
 from runtime.parallel.start import Shared, load_shared
 from runtime.passes import pass_costs
+from runtime.plan import Plan
 from runtime.stores import OWN, Stores
 from runtime.tokenizer import Tokenizer
-from runtime.ways import Plan
 
 STARTER_NOTE = (
     "The starter model has 135 million parameters: it shows that everything works. It finds a fact in about three "

@@ -6,7 +6,8 @@ from runtime.config import Wishes
 from runtime.errors import NoSuchDevice, OutOfMemory, TooFewGpus
 from runtime.footprint import MARGIN_BYTES, Pair
 from runtime.hardware import Hardware
-from runtime.ways import Plan, ways
+from runtime.plan import Plan
+from runtime.ways import ways
 
 LONGEST_CONTEXT = 131_072
 SHORTEST_CONTEXT = 4_096  # a default context is not halved below this to fit the memory

@@ -16,7 +16,8 @@ from runtime.footprint import Pair, buffered_kv_bytes
 from runtime.hardware import Hardware, count_cores
 from runtime.hardware_file import known_hardware
 from runtime.memory import LONGEST_CONTEXT, plan
-from runtime.ways import Plan, gib, ways
+from runtime.plan import Plan, gib
+from runtime.ways import ways
 
 
 def measure_geometry(config: EngineConfig, name: str, json_path: Path | None) -> tuple[Times, ...]:

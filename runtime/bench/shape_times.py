@@ -22,10 +22,10 @@ from runtime.kv.store import Store
 from runtime.models.attention import choose_attend
 from runtime.models.decoder import Decoder, Forward, Pass, Weights
 from runtime.models.spec import Spec
+from runtime.plan import Plan
 from runtime.rates import seconds_of
 from runtime.sampling import probabilities
 from runtime.scorer import Scorer
-from runtime.ways import Plan
 
 PASSES = (1, 4, 8, 16, 64)  # tokens
 REPEATS = 5

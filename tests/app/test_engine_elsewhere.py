@@ -15,7 +15,8 @@ from app.asking import ask
 from app.assistant import Answer, Assistant, open_assistant
 from app.cli import main
 from app.errors import SettingRefused
-from app.settings import Settings, resolve
+from app.resolving import resolve
+from app.settings import Settings
 from app.ui import engine as head
 from app.ui import screen
 from runtime.errors import ServerLost

@@ -16,8 +16,8 @@ from app.ui.exchange import Exchange, advance, fail
 from app.ui.intake import Tray
 from ingest.document import Document, Page
 from runtime.events import Emission, Progress
+from runtime.plan import gib
 from runtime.stats import LevelStats, Stats
-from runtime.ways import gib
 from tests.app.scripted import Facts, placed_at_home
 
 HOSTILE = [

@@ -6,7 +6,8 @@ import pytest
 
 from app.errors import ConfigUnreadable, OpenDoor, SettingRefused, UnknownSetting
 from app.problems import explain
-from app.settings import Settings, config_path, resolve
+from app.resolving import config_path, resolve
+from app.settings import Settings
 
 
 @pytest.fixture

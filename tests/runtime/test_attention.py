@@ -193,7 +193,7 @@ def test_a_block_has_few_shapes_of_products() -> None:
 
 GROWTH = """
 from app.cli import _prepare_libraries
-from app.settings import resolve
+from app.resolving import resolve
 
 _prepare_libraries(resolve({}, {}))
 import psutil, torch

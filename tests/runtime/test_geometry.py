@@ -27,9 +27,10 @@ from runtime.models.decoder import Decoder
 from runtime.models.linear import Linear
 from runtime.models.packed import can_pack
 from runtime.models.spec import read_spec
+from runtime.plan import Plan
 from runtime.predictions import Streamed
 from runtime.rates import Rates
-from runtime.ways import Plan, ways
+from runtime.ways import ways
 from tests.runtime.machines import GIB, machine
 from tests.runtime.tiny import tiny_config
 

@@ -12,7 +12,8 @@ from runtime.errors import InvalidSetting, NoSuchDevice, OutOfMemory
 from runtime.footprint import CUDA_CONTEXT_BYTES, MARGIN_BYTES, Pair
 from runtime.memory import plan, plan_longest
 from runtime.models.spec import Spec, read_spec
-from runtime.ways import Plan, gib, ways
+from runtime.plan import Plan, gib
+from runtime.ways import ways
 from tests.runtime.machines import GIB, card, machine
 from tests.runtime.tiny import tiny_config
 

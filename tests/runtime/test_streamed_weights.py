@@ -25,9 +25,10 @@ from runtime.models.load import Model, load_model, read_facts
 from runtime.models.sources import locate
 from runtime.pacing import PassCosts
 from runtime.passes import measure, pass_costs
+from runtime.plan import Plan
 from runtime.prefill import block_length
 from runtime.session import Session
-from runtime.ways import Plan, ways
+from runtime.ways import ways
 from tests.runtime.copy_streams import Fault, NeverWaits, SlowThread, SteppedStream
 from tests.runtime.host_stores import LAYERS, everything, five_layers, in_host, on_device, same
 from tests.runtime.machines import machine
