@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from runtime.heap import give_back_memory
+from runtime.heap import give_back_memory, use_large_pages
 from runtime.kv.chunks import gather_chunks
 from runtime.kv.store import TrimBelowCommitted
 
@@ -127,4 +127,7 @@ class FullStore:
             self.reserve(self._length + n_tokens + GROWTH)
 
     def _new_buffer(self, old: Tensor, capacity: int) -> Tensor:
-        return old.new_empty(old.shape[0], capacity, old.shape[2])
+        buffer = old.new_empty(old.shape[0], capacity, old.shape[2])
+        if buffer.device.type == "cpu":
+            use_large_pages(buffer.data_ptr(), buffer.nbytes)
+        return buffer

@@ -32,10 +32,7 @@ def require(rival: Rival) -> None:
         raise ExtraMissing(rival, package, EXTRA)
 
 
-OURS = (
-    *("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"),
-    "THP_MEM_ALLOC_ENABLE",
-)
+OURS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
 class RivalProcess:
