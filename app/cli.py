@@ -12,7 +12,8 @@ from app import arguments
 from app.errors import AppError, WrongUsage
 from app.naming import shown
 from app.problems import explain
-from app.settings import Settings, resolve
+from app.resolving import resolve
+from app.settings import Settings
 from ingest.errors import IngestError
 from runtime.errors import EngineError
 
@@ -119,8 +120,6 @@ def _prepare_libraries(settings: Settings) -> None:
     # enough, and as fast.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "32")
-    # Weights and KV caches in pages of 2 MiB, where the system leaves that to the program: a pass reads all of them.
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if not settings.needs_hub:
         os.environ["HF_HUB_OFFLINE"] = "1"
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from runtime.kv.queries import Observer
 from runtime.kv.store import FixedStore, Store
-from runtime.models.decoder import Decoder, Forward, Observer, Pass
+from runtime.models.decoder import Decoder, Forward, Pass
 
 MOST_TOKENS = 16  # longer passes are rare, and each number of tokens has a graph of its own
 WARM_UPS = 2  # passes before a capture, in which libraries set themselves up

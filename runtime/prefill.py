@@ -8,8 +8,9 @@ import torch
 
 from runtime.events import Progress
 from runtime.heap import give_back_memory
+from runtime.kv.queries import Observer
 from runtime.kv.store import Store
-from runtime.models.decoder import Decoder, Observer
+from runtime.models.decoder import Decoder
 
 BLOCK = 1024  # tokens; 8,192 of the starter took 11.2 s in blocks of 512, 9.3 s in these, 9.5 s in blocks of 2,048
 SHORTEST_BLOCK = 128

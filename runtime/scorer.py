@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from runtime.config import Sampling
+from runtime.kv.queries import Observer
 from runtime.kv.store import Store
-from runtime.models.decoder import Forward, Observer
+from runtime.models.decoder import Forward
 from runtime.sampling import SeenTokens, probabilities
 
 

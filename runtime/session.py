@@ -17,7 +17,7 @@ from runtime.graphs import captured_on_gpu
 from runtime.hardware import CoresTaken, free_cores
 from runtime.hierarchy import LevelCosts, TargetCaches, compose, gains_by_retrieval, level_costs
 from runtime.kv.full import BytesMoved, FullStore
-from runtime.kv.queries import AnswerQueries, Both, RecentQueries
+from runtime.kv.queries import AnswerQueries, Observers, RecentQueries
 from runtime.kv.retrieval import RetrievalStore
 from runtime.models.decoder import Forward
 from runtime.models.load import Model
@@ -103,7 +103,7 @@ class Session:
         asked_from = max(cached, len(ids) - 1 - QUESTION_TOKENS)
         n_watched = len(ids) - 1 - asked_from + ANSWER_TOKENS if request.evidence_spans else 0
         watched = AnswerQueries(asked_from, n_watched)
-        observer = Both(self._recent, watched)
+        observer = Observers(self._recent, watched)
         try:
             self._use_threads(is_decoding=False)
             if (needed := len(ids) + request.max_tokens + LONGEST_DRAFT + 1) > self._full.capacity:
@@ -117,6 +117,8 @@ class Session:
                 if drafts:
                     costs = self._costs(len(sequence))
                     retrieval = self._refreshed_retrieval(costs)
+                    if retrieval is not None:
+                        observer = Observers(self._recent, watched, retrieval)
                     drafter = compose(
                         self.decoder,
                         self._draft.decoder if self._draft else None,

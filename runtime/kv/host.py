@@ -35,9 +35,10 @@ class HostStore(FullStore):
     The others pass through two buffers there. A forward pass over a store of `length` tokens moves these `length`
     tokens of every such layer to the device once, and those it adds back, whether it adds one or a block of a prompt:
     the copy of a layer starts when the layer that used its buffer has been left. Outside of a pass `read` moves a
-    layer; `keys`, `values` and `gather` move no more than they give, and nothing where that is still on the device:
-    tokens that were just accepted are. So a retrieval cache over this store crosses the bus when it chooses anew, for
-    the chunks chosen and the keys it has not averaged yet (after a prompt all of them, half of what a pass moves).
+    layer; `keys`, `values` and `gather` move no more than they give, and nothing where that is on the device: tokens
+    that were just accepted are, and in a pass all of the layer it is at. So a retrieval cache over this store that
+    watches the passes crosses the bus at the start of an answer alone, for the chunks chosen and the keys it has not
+    averaged yet (after a prompt all of them, half of what a pass moves).
 
     What `read`, `keys` and `values` give may be a buffer's own memory: it holds until the next but one layer is read
     or written. An error in a pass leaves copies under way; the next pass waits for them before it writes.
@@ -150,17 +151,17 @@ class HostStore(FullStore):
         return self._part(1, layer, start, end)
 
     def gather(self, layer: int, chunks: Tensor, chunk_size: int, keys: Tensor, values: Tensor) -> None:
-        """As in a full store. The host picks the chunks, and they alone are moved.
-
-        Of 131,072 tokens that is 4,096 every 64 emitted, by some eight passes over all: 0.4 % of the traffic. Choosing
-        layer by layer within a pass, from the keys on the device then, would save it, but leave a cache chosen in
-        part where the pass breaks off.
-        """
+        """As in a full store. Where the layer is not on the device the host picks the chunks, and they alone are
+        moved."""
         if layer < self._first:
             super().gather(layer, chunks, chunk_size, keys, values)
             return
-        self.stream.drain()
         n_tokens = chunks.shape[1] * chunk_size
+        if (held := self._held(layer, self._length)) is not None:
+            for source, out in zip(held, (keys, values), strict=True):
+                gather_chunks(source[:, : self._length], chunks, chunk_size, out)
+            return
+        self.stream.drain()
         on_host = chunks.cpu()
         for source, out in ((self._keys[layer], keys), (self._values[layer], values)):
             shape = (source.shape[0], n_tokens, source.shape[2])
@@ -184,6 +185,15 @@ class HostStore(FullStore):
     def _slot(self, layer: int) -> _Slot:
         return self._slots[(layer - self._first) % len(self._slots)]
 
+    def _held(self, layer: int, end: int) -> tuple[Tensor, Tensor] | None:
+        """The layer's buffer, where the first `end` tokens are in it."""
+        slot = self._slot(layer)
+        if slot.layer != layer or end > slot.length:
+            return None
+        if slot.arrived is not None:
+            slot.arrived.wait()
+        return slot.halves
+
     def _fetch(self, layer: int, n_tokens: int) -> None:
         """Starts to bring the first `n_tokens` of a layer into its buffer. Who read it before has been waited for or
         runs before the copy; who wrote its end writes other places."""
@@ -199,11 +209,8 @@ class HostStore(FullStore):
         source = (self._keys, self._values)[half][layer]
         if layer < self._first:
             return source[:, start:end]
-        slot = self._slot(layer)
-        if slot.layer == layer and end <= slot.length:
-            if slot.arrived is not None:
-                slot.arrived.wait()
-            return slot.halves[half][:, start:end]
+        if (held := self._held(layer, end)) is not None:
+            return held[half][:, start:end]
         first, *newest = self._newest[layer]
         if first <= start and end <= first + newest[half].shape[1]:
             return newest[half][:, start - first : end - first]

@@ -1,20 +1,31 @@
 """Queries seen in passage: what chunk selection and evidence are computed from."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor
+
+WINDOW = 32  # newest tokens whose queries choose chunks
+
+
+class Observer(Protocol):
+    """Sees the queries of each layer, after RoPE, as they pass."""
+
+    def observe(self, layer: int, start: int, queries: Tensor) -> None:
+        """`queries` [heads, tokens, head_dim] of the tokens from sequence position `start`. The store of the pass holds
+        their keys and values."""
+        ...
 
 
 class RecentQueries:
     """The queries of the newest tokens of the last forward pass, at most `window` of them, a layer."""
 
-    def __init__(self, window: int = 32) -> None:
+    def __init__(self, window: int = WINDOW) -> None:
         self._window = window
         self._layers: list[Tensor] = []  # of the pass that is or was last
         self._whole: list[Tensor] = []  # of the last pass that went through all layers before it
 
     def observe(self, layer: int, start: int, queries: Tensor) -> None:
-        """Called by the decoder with queries [heads, tokens, head_dim] of the tokens from position `start`."""
         if layer == 0:
             self._whole = list(self.latest())
             self._layers = []
@@ -36,7 +47,6 @@ class AnswerQueries:
         self._layers: dict[int, Tensor] = {}
 
     def observe(self, layer: int, start: int, queries: Tensor) -> None:
-        """As in `RecentQueries`."""
         first = max(start, self.start)
         last = min(start + queries.shape[1], self.start + self.n_tokens)
         if last <= first:
@@ -53,11 +63,11 @@ class AnswerQueries:
         return [self._layers[layer][:, :n_tokens] for layer in sorted(self._layers)]
 
 
-class Both:
-    """Lets two observers watch one pass."""
+class Observers:
+    """Lets several watch one pass, one after the other."""
 
-    def __init__(self, first: RecentQueries, second: AnswerQueries) -> None:
-        self.parts = (first, second)
+    def __init__(self, *parts: Observer) -> None:
+        self.parts = parts
 
     def observe(self, layer: int, start: int, queries: Tensor) -> None:
         for part in self.parts:

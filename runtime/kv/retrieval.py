@@ -7,7 +7,7 @@ from torch import Tensor
 
 from runtime.kv.chunks import best_chunks, chunk_means, chunk_scores
 from runtime.kv.full import FullStore
-from runtime.kv.queries import RecentQueries
+from runtime.kv.queries import WINDOW, RecentQueries
 from runtime.kv.store import TrimBelowCommitted
 
 TAIL = 160  # room for drafts: more than gamma and inner gamma can be together
@@ -29,6 +29,9 @@ class RetrievalStore:
     accepted since from the full store (the tail's own keys were computed under sparse attention). Keys are stored
     after RoPE, so a chunk keeps its place in the document. Layers that see a window of the newest tokens hold just
     these, whatever the budget.
+
+    As an `Observer` of passes over the full store it chooses anew in their course, layer by layer. A pass that breaks
+    off in between leaves layers chosen for different tokens: it needs a `select`.
     """
 
     keys_are_rotated = True
@@ -55,6 +58,7 @@ class RetrievalStore:
         self._length = self._committed = 0
         self._tail = 0
         self._held = [0] * full.n_layers  # committed tokens in each layer's buffers
+        self._chosen: list[int] | None = None  # tokens held after the choice that the current pass makes
         keys = full.keys(0, 0, 0)
         n_kv_heads, _, head_dim = keys.shape
         sizes = layer_sizes(budget, self._windows, refresh_every)
@@ -105,17 +109,35 @@ class RetrievalStore:
         self._tail -= forgotten
 
     def commit(self) -> None:
-        """Take over from the full store what was committed there since; choose anew when the budget is spent or
-        `refresh_every` tokens were added since the last choice."""
+        """Take over from the full store what was committed there since; choose anew where that is due and no pass
+        did."""
         start, end = self._committed, self._full.committed
-        grown = [held + end - start for held in self._held]
-        is_spent = any(n > self._budget for n, window in zip(grown, self._windows, strict=True) if window is None)
-        if is_spent or end - self._chosen_at >= self._refresh_every:
+        if self._is_due(end):
             self._choose(self._queries.latest())
             return
         for layer in range(self._full.n_layers):
             self._take(layer, self._held[layer], start, end)
-        self._settle(grown, end)
+        self._settle([held + end - start for held in self._held], end)
+
+    def observe(self, layer: int, start: int, queries: Tensor) -> None:
+        """Where a choice is due by the end of a pass over the full store, choose the layer's chunks for the pass's own
+        queries, of what is committed. Its keys and values are on the device now, wherever that store keeps them."""
+        if layer == 0:
+            self._chosen = [] if self._is_due(self._full.length) else None
+        if self._chosen is None:
+            return
+        self._chosen.append(self._choose_layer(layer, queries[:, -WINDOW:], self._full.committed))
+        if len(self._chosen) == self._full.n_layers:
+            self._chosen_at = self._full.length
+            self._settle(self._chosen, self._full.committed)
+
+    def _is_due(self, end: int) -> bool:
+        """Whether up to position `end` the budget will be spent or `refresh_every` tokens added since the last
+        choice."""
+        grown = end - self._committed
+        layers = zip(self._held, self._windows, strict=True)
+        is_spent = any(held + grown > self._budget for held, window in layers if window is None)
+        return is_spent or end - self._chosen_at >= self._refresh_every
 
     def select(self, queries: Sequence[Tensor]) -> None:
         """Choose anew from all that is committed to the full store.
@@ -126,33 +148,29 @@ class RetrievalStore:
 
     def _choose(self, queries: Sequence[Tensor]) -> None:
         end = self._full.committed
-        whole = end if end <= self._budget else 0
-        n_chunks = 0
-        if not whole:
-            size = self._chunk_size
-            rest = end % size
-            room = min(self._budget // 4, ROOM)
-            n_chunks = max(2, (self._budget - room - rest) // size)
-        all_held = []
-        for layer, window in enumerate(self._windows):
-            if whole or window is not None:
-                held = min(end, window or end)
-                self._take(layer, 0, end - held, end)
-                all_held.append(held)
-                continue
-            means = self._updated_means(layer, end)
-            if queries:
-                scores = chunk_scores(queries[layer], means, self._scale)
-            else:
-                scores = torch.arange(means.shape[1], dtype=torch.float32).repeat(means.shape[0], 1).to(means.device)
-            n_newest = min(n_chunks // 4, -(-NEWEST // size)) or 1
-            chunks = best_chunks(scores, n_chunks, n_newest)
-            self._full.gather(layer, chunks, size, self._keys[layer], self._values[layer])
-            held = n_chunks * size
-            self._take(layer, held, end - rest, end)
-            all_held.append(held + rest)
+        layers = range(self._full.n_layers)
+        held = [self._choose_layer(layer, queries[layer] if queries else None, end) for layer in layers]
         self._chosen_at = end
-        self._settle(all_held, end)
+        self._settle(held, end)
+
+    def _choose_layer(self, layer: int, queries: Tensor | None, end: int) -> int:
+        """Fill a layer's buffers from the first `end` tokens; gives how many it holds then."""
+        window, size = self._windows[layer], self._chunk_size
+        if end <= self._budget or window is not None:
+            held = min(end, window or end)
+            self._take(layer, 0, end - held, end)
+            return held
+        rest = end % size
+        n_chunks = max(2, (self._budget - min(self._budget // 4, ROOM) - rest) // size)
+        means = self._updated_means(layer, end)
+        if queries is None:
+            scores = torch.arange(means.shape[1], dtype=torch.float32).repeat(means.shape[0], 1).to(means.device)
+        else:
+            scores = chunk_scores(queries, means, self._scale)
+        chunks = best_chunks(scores, n_chunks, n_newest=min(n_chunks // 4, -(-NEWEST // size)) or 1)
+        self._full.gather(layer, chunks, size, self._keys[layer], self._values[layer])
+        self._take(layer, n_chunks * size, end - rest, end)
+        return n_chunks * size + rest
 
     def cut(self, length: int) -> None:
         """The full store was cut back to `length` tokens: forget what was derived from more. Needs a `select`."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, rms_norm
 
 from runtime.kv.copying import CopyStream
+from runtime.kv.queries import Observer
 from runtime.kv.store import Cache, Store
 from runtime.models.attention import Attend
 from runtime.models.layer import Layer
@@ -18,14 +19,6 @@ from runtime.models.rope import Rope, rotate
 from runtime.models.spec import Spec
 from runtime.models.steps import FEW, Steps, TorchSteps, steps_for_few
 from runtime.models.streamed import StreamedLayers
-
-
-class Observer(Protocol):
-    """Sees the queries of each layer, after RoPE, as they pass."""
-
-    def observe(self, layer: int, start: int, queries: Tensor) -> None:
-        """`queries` [heads, tokens, head_dim] of the tokens from sequence position `start`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,11 @@
 """A rank that does what rank 0 does, in its order, with its own heads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor
 
 from runtime.kv.full import FullStore
-from runtime.kv.queries import AnswerQueries, RecentQueries
+from runtime.kv.queries import AnswerQueries, Observer, Observers, RecentQueries
 from runtime.kv.retrieval import RetrievalStore
 from runtime.models.attention import choose_attend
 from runtime.models.decoder import Decoder
@@ -49,15 +48,6 @@ def follow(receive: Callable[[], object], reply: Callable[[told.Reply], None]) -
     reply(told.Loaded())
     while True:
         follower.do(receive())
-
-
-class _Observers:
-    def __init__(self, parts: list[RecentQueries | AnswerQueries]) -> None:
-        self._parts = parts
-
-    def observe(self, layer: int, start: int, queries: Tensor) -> None:
-        for part in self._parts:
-            part.observe(layer, start, queries)
 
 
 class Follower:
@@ -106,8 +96,12 @@ class Follower:
     def _store(self, key: int) -> FullStore | RetrievalStore:
         return self._full[key] if key in self._full else self._retrieval[key]
 
+    def _observer(self, key: int) -> Observer:
+        held: tuple[Mapping[int, Observer], ...] = (self._recent, self._answer, self._retrieval)
+        return next(observers[key] for observers in held if key in observers)
+
     def _forward(self, message: told.Forward) -> None:
-        parts = [self._recent.get(key) or self._answer[key] for key in message.observers]
+        observers = Observers(*(self._observer(key) for key in message.observers)) if message.observers else None
         ids = torch.tensor(message.ids, device=self._model.device)
         decoder, store = self._decoders[message.decoder], self._store(message.store)
-        decoder.forward(ids, store, n_logits=0, observer=_Observers(parts) if parts else None)
+        decoder.forward(ids, store, n_logits=0, observer=observers)

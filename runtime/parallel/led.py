@@ -7,11 +7,11 @@ from torch import Tensor
 
 from runtime.kv.full import FullStore
 from runtime.kv.host import HostStore
-from runtime.kv.queries import AnswerQueries, Both, RecentQueries
+from runtime.kv.queries import AnswerQueries, Observer, Observers, RecentQueries
 from runtime.kv.retrieval import RetrievalStore
 from runtime.kv.store import Store
 from runtime.models.attention import Attend
-from runtime.models.decoder import Decoder, Observer, Weights
+from runtime.models.decoder import Decoder, Weights
 from runtime.models.rope import Rope
 from runtime.models.spec import Spec
 from runtime.parallel import messages as told
@@ -55,11 +55,12 @@ class LedDecoder(Decoder):
 def _parts(observer: Observer | None) -> tuple[Observer, ...]:
     if observer is None:
         return ()
-    return observer.parts if isinstance(observer, Both) else (observer,)
+    return observer.parts if isinstance(observer, Observers) else (observer,)
 
 
 def observer_key(team: Team, observer: Observer) -> int:
-    """Observers have seen nothing before they first come here, so they need no making of their own."""
+    """Of a retrieval cache, or of queries: these have seen nothing before they first come here, so they need no making
+    of their own."""
     if (known := team.key(observer)) is not None:
         return known
     if isinstance(observer, RecentQueries):

@@ -17,8 +17,9 @@ from runtime.kv import host
 from runtime.kv.copying import Copy, ThreadCopyStream
 from runtime.kv.full import FullStore
 from runtime.kv.host import HostStore
+from runtime.kv.queries import Observer
 from runtime.models.attention import attend_on_cpu
-from runtime.models.decoder import Decoder, Observer
+from runtime.models.decoder import Decoder
 from runtime.models.load import Model
 from runtime.pacing import PassCosts
 from runtime.session import Session

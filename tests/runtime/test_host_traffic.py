@@ -1,6 +1,7 @@
 """What crosses the bus where the full KV cache is in host memory, to the byte."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ from runtime.choices import SeededChoices
 from runtime.config import Request, Sampling
 from runtime.drafter import Draft
 from runtime.kv.full import BytesMoved
-from runtime.kv.host import KEPT
-from runtime.kv.queries import RecentQueries
+from runtime.kv.host import KEPT, HostStore
+from runtime.kv.queries import Observers, RecentQueries
 from runtime.kv.retrieval import RetrievalStore
 from runtime.pacing import FixedPacing
 from runtime.scorer import Scorer
@@ -104,6 +105,7 @@ class Both:
         self.host = in_host(self.decoder, self.stream)
         self.stores = (self.host, on_device(self.decoder))
         self._recent = (RecentQueries(), RecentQueries())
+        self.caches: list[RetrievalStore] = []
         self.feed(n_prompt, 0)
         scale = self.decoder.spec.attention_scale
         self.caches = [
@@ -112,9 +114,12 @@ class Both:
         ]
         self.select()
 
-    def feed(self, n_tokens: int, seed: int) -> None:
-        for store, recent in zip(self.stores, self._recent, strict=True):
-            self.decoder.forward(random_ids(n_tokens, seed), store, 0, recent)
+    def feed(self, n_tokens: int, seed: int, n_kept: int | None = None, watched: bool = False) -> None:
+        """A pass, of whose tokens the first `n_kept` stand, None for all; the caches watch it or do not."""
+        for store, recent, cache in zip(self.stores, self._recent, self.caches or (None, None), strict=True):
+            observer = Observers(recent, cache) if watched and cache is not None else recent
+            self.decoder.forward(random_ids(n_tokens, seed), store, 0, observer)
+            store.trim(store.length - n_tokens + (n_tokens if n_kept is None else n_kept))
             store.commit()
 
     def select(self) -> None:
@@ -151,16 +156,39 @@ def test_accepted_tokens_reach_a_retrieval_cache_without_the_bus() -> None:
         both.check()
 
 
+def test_a_pass_that_chooses_anew_moves_no_more_than_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own layers are on the device: what was held comes once, what is new goes back once, and the choice is that
+    of a store on the device. It is made from time to time, of all layers without a window or of none."""
+    both, n_gathered = Both(300, budget=128), 0
+    gather = HostStore.gather
+
+    def counted(*given: Any) -> None:
+        nonlocal n_gathered
+        n_gathered += 1
+        gather(*given)
+
+    monkeypatch.setattr(HostStore, "gather", counted)
+    for step in range(60):
+        n_tokens, n_held, before = 1 + step % 9, both.host.length, both.host.bytes_moved
+        both.feed(n_tokens, step, n_kept=1 + step % 9 // 2, watched=True)
+        both.commit()
+        moved = both.host.bytes_moved.since(before)
+        assert moved == BytesMoved(n_held * LAYERS * PER_TOKEN, n_tokens * LAYERS * PER_TOKEN)
+        both.check()
+    assert n_gathered in range(4 * 3, 4 * 20, 4)
+
+
 def test_choosing_anew_moves_what_is_chosen_and_no_more() -> None:
-    """Beside the chosen chunks the keys that were never averaged, where they are not on the device any more."""
+    """Outside of a pass: the chosen chunks, and the keys that were never averaged, where they are not on the device any
+    more."""
     both = Both(300, budget=64)
     for step in range(10):
         both.feed(1, step)
     before = both.host.bytes_moved.to_device
     both.select()
     n_chunks = (64 - 64 // 4 - 310 % 8) // 8
-    chosen = 4 * n_chunks * 8 * PER_TOKEN  # in the layers without a window
-    keys = 2 * (310 - 296) * PER_TOKEN // 2  # of two of them: the other two and the newest token are in the buffers
+    chosen = 2 * n_chunks * 8 * PER_TOKEN  # in the layers without a window; two of the four are in the buffers still
+    keys = 2 * (310 - 296) * PER_TOKEN // 2  # of the other two; the newest token is on the device
     windows = 20 * PER_TOKEN
     rest = 2 * (310 % 8) * PER_TOKEN
     assert both.host.bytes_moved.to_device - before == chosen + keys + windows + rest

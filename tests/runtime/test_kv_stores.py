@@ -356,6 +356,49 @@ def test_chunks_are_chosen_anew_for_the_newest_queries() -> None:
     assert 80 not in kept()
 
 
+def test_a_pass_over_the_full_store_chooses_anew_for_its_own_queries() -> None:
+    """Of what was committed before it; what is accepted of it is then taken over as ever, and the next passes do not
+    choose again."""
+    store = full()
+    store.extend(200)
+    for layer in range(LAYERS):
+        keys = torch.zeros(KV_HEADS, 200, HEAD_DIM)
+        keys[:, 80:84, 0] = 9.0
+        keys[:, 120:124, 1] = 9.0
+        keys[:, 160:164] = 1.0  # wanted by all, less
+        values = -torch.arange(200.0)[None, :, None].expand(KV_HEADS, 200, HEAD_DIM)
+        store.write(layer, keys, values)
+    store.commit()
+    chosen = retrieval(store, 24, refresh_every=8)
+
+    def look(axis: int) -> list[Tensor]:
+        query = torch.zeros(2 * KV_HEADS, 3, HEAD_DIM)
+        query[..., axis] = 1.0
+        return [query] * LAYERS
+
+    def kept() -> list[int]:
+        return [-int(value) for value in chosen.read(0)[1][0, :, 0]]
+
+    def step(axis: int, n_tokens: int, n_accepted: int) -> list[int]:
+        feed(store, n_tokens)
+        for layer, query in enumerate(look(axis)):
+            chosen.observe(layer, store.length - n_tokens, query)
+        accepted = store.length - n_tokens + n_accepted
+        for each in (store, chosen):
+            each.trim(accepted)
+            each.commit()
+        assert chosen.length == chosen.committed == accepted
+        return kept()
+
+    chosen.select(look(0))
+    assert {80, 120} & set(kept()) == {80}
+    assert {80, 120} & set(step(1, 3, 2)) == {80}, "not due"
+    anew = step(1, 6, 3)
+    assert {80, 120} & set(anew) == {120}
+    assert anew[-5:] == [200, 201, 202, 203, 204]
+    assert {80, 120} & set(step(0, 3, 1)) == {120}, "not due again"
+
+
 @pytest.mark.parametrize("window", [1, 7, 50, 300])
 def test_a_sliding_layer_holds_its_newest_tokens(window: int) -> None:
     """Whatever the budget chooses for the others: the window as one piece, up to the drafts, after every commit."""
