@@ -3,6 +3,7 @@
 from llvmlite import ir
 
 from runtime.native.code import I8, VOID, Code, vector
+from runtime.native.machine import cpu_multiplies_tiles
 
 ROWS = 16  # of a tile, at most,
 ROW_BYTES = 64  # and how long each is
@@ -16,7 +17,12 @@ class TileCode(Code):
     """A function's body that uses tiles. They are given by their numbers."""
 
     def configure(self, n_rows: dict[int, ir.Value] | None = None) -> None:
-        """Before tiles are used. `n_rows` (i8): of tiles that have fewer than the others."""
+        """Before tiles are used. `n_rows` (i8): of tiles that have fewer than the others.
+
+        Raises `RuntimeError` where the system does not grant them: the code would end the process.
+        """
+        if not cpu_multiplies_tiles():
+            raise RuntimeError("this processor or system has no tiles")
         palette = self.room(len(_PALETTE))
         self.store(ir.Constant(vector(I8, len(_PALETTE)), list(_PALETTE)), palette)
         for tile, count in (n_rows or {}).items():
