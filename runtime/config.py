@@ -159,11 +159,6 @@ class Wishes:
         agree = device == "auto" or self.mode == "auto" or on_card == (device == "cuda")
         _require(agree, "mode", self.mode, f"one that runs on the device {device}")
 
-    @property
-    def packs(self) -> bool:
-        """Whether weights may be kept in four-bit groups as well: who asks for float32 wants it exact."""
-        return self.dtype != "float32"
-
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:

@@ -19,8 +19,9 @@ LOGIT_COPIES = 4  # of a verify pass's logits, in float32: filtered, sorted, as 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The shapes of a model and of the one that drafts for it. A processor holds, besides the dense weights and unless
-    float32 is asked for, `packed_bytes` of the target's in four-bit groups, and `draft_packed_bytes` of the other's."""
+    """The shapes of a model and of the one that drafts for it. A processor holds, besides the dense weights and where
+    it computes in bfloat16, `packed_bytes` of the target's in four-bit groups, and `draft_packed_bytes` of the
+    other's."""
 
     target: Spec
     draft: Spec | None = None

@@ -12,7 +12,7 @@ import torch
 
 from runtime.errors import KvDiskFull
 from runtime.kv.mapped import free_disk_bytes
-from runtime.models.attention import cpu_multiplies_bfloat16
+from runtime.native.machine import cpu_multiplies_bfloat16
 from runtime.rates import kept_rates
 
 GpuKind = Literal["cuda", "rocm", "mps"]

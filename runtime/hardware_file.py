@@ -9,7 +9,7 @@ from typing import Any, cast, get_args
 
 from runtime.errors import HardwareRefused
 from runtime.hardware import Gpu, GpuKind, Hardware, detect
-from runtime.models.attention import cpu_multiplies_bfloat16
+from runtime.native.machine import cpu_multiplies_bfloat16
 
 MACHINE = ("ram_bytes", "ram_free_bytes", "cores", "disk_free_bytes")
 MAY_BE_ZERO = ("ram_free_bytes", "disk_free_bytes", "free_bytes")

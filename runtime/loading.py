@@ -13,7 +13,6 @@ from runtime.hardware import Hardware, free_bytes, is_out_of_memory, release_cac
 from runtime.hardware_file import known_hardware
 from runtime.kv.copying import CopyStream, copy_stream
 from runtime.memory import Placed, placed, plan, plan_longest, worse
-from runtime.models.decoder import Decoder
 from runtime.models.load import Model, ModelFacts, load_model, packed_bytes, read_facts
 from runtime.models.rope import longest_context
 from runtime.models.sources import Source, locate
@@ -27,9 +26,6 @@ from runtime.tokenizer import Tokenizer
 STARTER_NOTE = (
     "The starter model has 135 million parameters: it shows that everything works. It finds a fact in about three "
     "pages, and is no reader of books; choose a larger model for real work."
-)
-PACKED_NOTE = (
-    "Weights that are stored in four or eight bits answer in that form, rounded to bfloat16; --dtype float32 is exact."
 )
 
 Report = Callable[[Progress], None]
@@ -160,11 +156,11 @@ class Loader:
         if self._config.gpus > 1:
             shared = self._shared(chosen, progress)
             model, stores, release = shared.model, shared.stores, shared.team.close
-            loaded = Loaded(chosen, model, None, _notes(source, model.decoder), place, stores, release)
+            loaded = Loaded(chosen, model, None, _notes(source), place, stores, release)
         else:
             stream = copy_stream(chosen.device) if chosen.streamed.weights else None
             model = self._model(self.target, chosen, progress, stream)
-            loaded = Loaded(chosen, model, None, _notes(source, model.decoder), place)
+            loaded = Loaded(chosen, model, None, _notes(source), place)
         try:
             target = self._measured(loaded.target, source, loaded.stores)
             return replace(loaded, target=target, draft=self._loaded_draft(chosen, progress))
@@ -182,8 +178,7 @@ class Loader:
         return load_shared(source, facts, chosen.dtype, self._config.gpus, self._threads, progress, self._backend)
 
     def _model(self, found: Found, chosen: Plan, progress: Report, stream: CopyStream | None = None) -> Model:
-        packs = self._config.wishes.packs
-        return load_model(found.source, found.facts, chosen.dtype, chosen.device, progress, packs, stream)
+        return load_model(found.source, found.facts, chosen.dtype, chosen.device, progress, stream)
 
     def _measured(self, model: Model, source: Source, stores: Stores) -> Model:
         costs = pass_costs(model.decoder, str(source.path), self._config.cache_dir, self._threads, stores)
@@ -205,9 +200,8 @@ class Loader:
         return placed(chosen, hardware, self._pair, self._wishes)
 
 
-def _notes(source: Source, decoder: Decoder) -> tuple[str, ...]:
-    is_packed = decoder.precision != decoder.dtype
-    return (STARTER_NOTE,) * (source.kind == "starter") + (PACKED_NOTE,) * is_packed
+def _notes(source: Source) -> tuple[str, ...]:
+    return (STARTER_NOTE,) * (source.kind == "starter")
 
 
 def pair_of(source: Source, facts: ModelFacts, draft_source: Source | None, draft_facts: ModelFacts | None) -> Pair:

@@ -96,7 +96,7 @@ def check(engine: Engine, speculation: Speculation, sampling: Sampling, n_prompt
     session = engine.new_session(CONTEXT)
     session.speculation = SMALL
     session.eos_ids = frozenset()  # an early end of a turn would leave less to compare
-    near_tie = NEAR_TIE[session.decoder.precision]
+    near_tie = NEAR_TIE[session.decoder.dtype]
     greedy = replace(sampling, temperature=0.0)
     given = replace(speculation, budget=SMALL.budget, chunk_size=SMALL.chunk_size, enabled=True)
     greedy_equal = True
@@ -204,7 +204,7 @@ def _sampled(session: Session, ids: list[int], sampling: Sampling, seed: int, sa
             # A pass of several tokens rounds differently from a pass of one. That is granted as far as their logits
             # agree: a wrong pass is granted nothing.
             moved = (target.logits[:1] - plain_logits)[0, best].abs().max()
-            if moved <= NEAR_TIE[session.decoder.precision]:
+            if moved <= NEAR_TIE[session.decoder.dtype]:
                 rounding = _distance(_binned(_law(target.logits[:1], sampling, ids), best), exact)
     drawn = torch.tensor(counts, dtype=torch.float64) / ROUNDS
     bound = chance_bound(ROUNDS, OUTCOMES, DELTA) + rounding

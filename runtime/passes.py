@@ -16,7 +16,7 @@ from runtime.pacing import PassCosts
 from runtime.scorer import Scorer
 from runtime.stores import OWN, Stores
 
-FORMAT = 8  # counted up whenever the kernels or what is measured change
+FORMAT = 9  # counted up whenever the kernels or what is measured change
 TOKENS = (1, 2, 3, 4, 5, 8, 16)
 SHORT, LONG = 256, 4096  # tokens in the cache
 REPEATS = 5
@@ -27,8 +27,7 @@ FASTER = 0.95  # more threads are worth it where they take less than this share 
 def pass_costs(decoder: Decoder, name: str, cache_dir: Path, most_threads: int, stores: Stores = OWN) -> PassCosts:
     """Those kept in `cache_dir` for the model `name` on as many threads, else measured now, in a second or two."""
     device = f"{decoder.device}, weights streamed" if decoder.carried_bytes else str(decoder.device)
-    kinds = (str(decoder.dtype), str(decoder.precision), device)
-    what = (FORMAT, name, decoder.spec, *kinds, most_threads, torch.__version__)
+    what = (FORMAT, name, decoder.spec, str(decoder.dtype), device, most_threads, torch.__version__)
     path = place(cache_dir, "passes", what)
     if (kept := _read(path)) is not None:
         return kept

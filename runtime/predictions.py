@@ -6,7 +6,7 @@ import torch
 
 from runtime.config import Speculation
 from runtime.footprint import embedding_bytes, layer_kv_bytes, weight_bytes
-from runtime.hardware import Gpu
+from runtime.hardware import Gpu, Hardware
 from runtime.models.spec import Spec
 from runtime.pacing import Costs
 
@@ -16,8 +16,8 @@ SHARE_OF_BANDWIDTH = 0.8
 LAYER_SECONDS_ON_CARD = 1e-4
 # What a processor reaches, of which only the cores are told: on the two cores that facts were measured on, 8,192 tokens
 # of the starter took 9.3 s in bfloat16, a pass read 25 GB/s, and a layer's small steps took a quarter of a millisecond.
-CORE_FLOPS = {torch.bfloat16: 2.4e11}
-CORE_FLOPS_ELSEWISE = 4e10
+CORE_FLOPS_IN_BFLOAT16 = 2.4e11
+CORE_FLOPS = 4e10  # in float32, which bfloat16 is widened to where there are no instructions for it
 MEMORY_BYTES_PER_SECOND = 25e9
 LAYER_SECONDS_ON_CPU = 2.5e-4
 DISK_BYTES_PER_SECOND = 1e9  # assumed: between home disks at the SATA bus (0.5) and at PCIe (2 and more)
@@ -67,9 +67,10 @@ def card_speed(gpu: Gpu) -> Speed:
     return Speed(SHARE_OF_FLOPS * gpu.flops, memory, LAYER_SECONDS_ON_CARD, bus)
 
 
-def processor_speed(cores: int, dtype: torch.dtype, bus: float | None = None) -> Speed:
+def processor_speed(hardware: Hardware, dtype: torch.dtype, bus: float | None = None) -> Speed:
     """What the processor is taken to reach; `bus` as in `Speed`."""
-    flops = cores * CORE_FLOPS.get(dtype, CORE_FLOPS_ELSEWISE)
+    is_fast = dtype == torch.bfloat16 and hardware.cpu_has_bfloat16
+    flops = hardware.cores * (CORE_FLOPS_IN_BFLOAT16 if is_fast else CORE_FLOPS)
     return Speed(flops, MEMORY_BYTES_PER_SECOND, LAYER_SECONDS_ON_CPU, bus, EXTRA_TOKEN_ON_CPU)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from runtime.kept import keep, place
+from runtime.models.linear import Linear
 
 FORMAT = 1  # counted up whenever what is measured changes
 COPIED_BYTES = 1 << 27
@@ -51,10 +52,11 @@ def measure(device: torch.device, n_bytes: int, side: int, dtype: torch.dtype = 
     host = torch.empty(n_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
     there, beside = (torch.empty(n_bytes, dtype=torch.uint8, device=device) for _ in range(2))
     matrix = torch.ones(side, side, dtype=dtype, device=device)
+    multiply = Linear(matrix)
     return Rates(
         host_to_device=int(n_bytes / least_seconds(device, lambda: there.copy_(host, non_blocking=True))),
         memory=int(2 * n_bytes / least_seconds(device, lambda: beside.copy_(there))),  # read and written
-        flops=int(2 * side**3 / least_seconds(device, lambda: matrix @ matrix)),
+        flops=int(2 * side**3 / least_seconds(device, lambda: multiply(matrix))),
     )
 
 

@@ -165,14 +165,14 @@ def _card_plan(
 def _on_processor(hardware: Hardware, pair: Pair, context: int, wishes: Wishes, needs_on_card: int | None) -> Plan:
     """Everything in main memory, the weights in four-bit groups too where they are stored so."""
     spec, speculation = pair.target, wishes.speculation
-    dtype = _dtype(wishes.dtype, hardware.cpu_has_bfloat16)
-    packed_bytes = pair.packed_bytes if wishes.packs else 0
+    dtype = _dtype(wishes.dtype, has_bfloat16=True)  # widened where there are no instructions for it
+    packed_bytes = pair.packed_bytes if dtype == torch.bfloat16 else 0
     block = block_of(spec, torch.device("cpu"), streams=False)
     needed = Bytes(
         weights=weight_bytes(spec, dtype) + packed_bytes,
         full_kv=full_kv_bytes(spec, context, dtype),
         retrieval_kv=retrieval_bytes(spec, context, speculation, dtype),
-        draft=draft_bytes(pair, context, speculation, dtype, wishes.packs),
+        draft=draft_bytes(pair, context, speculation, dtype, dtype == torch.bfloat16),
         buffers=0,
         activations=activation_bytes(spec, block, context, dtype, None),
         cuda_context=0,
@@ -181,7 +181,7 @@ def _on_processor(hardware: Hardware, pair: Pair, context: int, wishes: Wishes, 
     why = _why_processor(hardware, wishes, needs_on_card)
     free = hardware.ram_free_bytes
     reason = f"{why}; {gib(needed.total)} of memory are needed and {gib(free)} are free."
-    speed = processor_speed(hardware.cores, dtype)
+    speed = processor_speed(hardware, dtype)
     read_bytes = packed_bytes or weight_bytes(spec, dtype)
     predicted = predict(spec, context, dtype, read_bytes, speed, Streamed(), block, speculation)
     return Plan("cpu", dtype, context, reason, 0, needed, free, Streamed(), free, predicted)
@@ -205,8 +205,8 @@ def _from_disk(hardware: Hardware, in_memory: Plan, pair: Pair, wishes: Wishes) 
         f"has {gib(disk_free)} free, and is read layer by layer, at an assumed {DISK_BYTES_PER_SECOND / 1e9:g} GB a "
         f"second; {gib(needed.total)} of memory are needed beside."
     )
-    speed = processor_speed(hardware.cores, dtype, DISK_BYTES_PER_SECOND)
-    read_bytes = pair.packed_bytes if wishes.packs and pair.packed_bytes else weight_bytes(spec, dtype)
+    speed = processor_speed(hardware, dtype, DISK_BYTES_PER_SECOND)
+    read_bytes = pair.packed_bytes if dtype == torch.bfloat16 and pair.packed_bytes else weight_bytes(spec, dtype)
     predicted = predict(spec, context, dtype, read_bytes, speed, streamed, block, wishes.speculation)
     return Plan(
         "cpu", dtype, context, reason, 0, needed, free, streamed, free, predicted, speed.bus, disk_free_bytes=disk_free

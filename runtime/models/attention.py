@@ -12,7 +12,7 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from runtime.models.flash_attn import FlashAttention, find_flash_attn
 from runtime.native.attend import attend_natively, most_rows, serves
-from runtime.native.machine import can_compile
+from runtime.native.machine import can_compile, cpu_multiplies_bfloat16
 from runtime.native.softmax import weigh_in_place
 
 MASKED_ROWS = 256  # up to so many query rows a KV head, own keys are masked densely instead of in a causal kernel
@@ -20,6 +20,7 @@ SPLIT = 512  # the past is cut into parts of at least so many tokens, to occupy 
 MOST_PARTS = 8
 TILE_ROWS = 768  # query rows whose scores are computed by one product,
 TILE_SCORES = 1 << 22  # and how many scores that may be, so that they stay in the processor's cache
+HAS_FLASH = hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
 KEY_STEP = 256  # of its own tokens a prompt block multiplies so many more at a time: oneDNN keeps code for every shape
 
 
@@ -155,13 +156,15 @@ def attend_by_products(
 def attend_on_bfloat16_cpu(
     queries: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None = None
 ) -> Tensor:
-    """Few query rows by native code, where there can be some, and prompt blocks by products."""
+    """Few query rows by native code, where there can be some, and prompt blocks by products, or by the flash kernel,
+    which multiplies float32 inside, where the processor does not multiply bfloat16."""
     if window is not None and window < keys.shape[1]:
         return _attend_in_window(attend_on_bfloat16_cpu, queries, keys, values, scale, window)
     n_heads, n_tokens, head_dim = queries.shape
     if serves(head_dim, queries.dtype) and n_heads // keys.shape[0] * n_tokens <= most_rows():
         return attend_natively(queries, keys, values, scale)
-    return attend_by_products(queries, keys, values, scale)
+    attend = attend_by_products if cpu_multiplies_bfloat16() or not HAS_FLASH else attend_on_cpu
+    return attend(queries, keys, values, scale)
 
 
 def _tile(queries: Tensor, keys: Tensor, values: Tensor, position: int, scratch: Tensor) -> Tensor:
@@ -244,14 +247,6 @@ def choose_attend(device: torch.device, dtype: torch.dtype) -> Attend:
     if device.type != "cpu":
         flash_attn = find_flash_attn(device, dtype)
         return attend_by_sdpa if flash_attn is None else FlashAttention(flash_attn, attend_by_sdpa)
-    if dtype == torch.bfloat16 and cpu_multiplies_bfloat16():
+    if dtype == torch.bfloat16:
         return attend_on_bfloat16_cpu
-    if hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"):
-        return attend_on_cpu
-    return attend_by_sdpa
-
-
-def cpu_multiplies_bfloat16() -> bool:
-    """Whether the processor has instructions for it; PyTorch's claims about them are absent in some builds."""
-    claims = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
-    return any(claim is not None and claim() for claim in claims)
+    return attend_on_cpu if HAS_FLASH else attend_by_sdpa

@@ -14,7 +14,6 @@ from runtime.kv.store import Cache, Store
 from runtime.models.attention import Attend
 from runtime.models.layer import Layer
 from runtime.models.linear import Linear
-from runtime.models.packed import PackedLinear
 from runtime.models.rope import Rope, rotate
 from runtime.models.spec import Spec
 from runtime.models.steps import FEW, Steps, TorchSteps, steps_for_few
@@ -107,14 +106,6 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         return self._weights.embeddings.dtype
-
-    @property
-    def precision(self) -> torch.dtype:
-        """What a pass of few tokens is rounded to: bfloat16 by packed weights, whatever the rest is computed in."""
-        layers = self._weights.layers
-        in_layers = () if isinstance(layers, StreamedLayers) else layers[0].linears
-        linears = (*in_layers, self._weights.head)
-        return torch.bfloat16 if any(isinstance(linear, PackedLinear) for linear in linears) else self.dtype
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, store: Store, n_logits: int = 1, observer: Observer | None = None) -> Tensor:

@@ -62,17 +62,15 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     progress: Callable[[Progress], None],
-    packs_float32: bool = False,
     stream: CopyStream | None = None,
 ) -> Model:
     """Read the weights; progress counts layers. Raises `ModelDamaged`, `UnsupportedModel`.
 
-    Weights stored in four-bit groups are kept so as well where that is faster: in bfloat16 on a CPU, and in float32 if
-    `packs_float32`, which then is no more exact than bfloat16 for few tokens. With a `stream` the layers stay in main
-    memory, in dense form alone, and every pass brings them to the device on it.
+    Weights stored in four-bit groups are kept so as well where that is faster: in bfloat16 on a CPU. With a `stream`
+    the layers stay in main memory, in dense form alone, and every pass brings them to the device on it.
     """
     spec = facts.spec
-    packs = stream is None and can_pack(device) and (dtype == torch.bfloat16 or packs_float32)
+    packs = stream is None and can_pack(device) and dtype == torch.bfloat16
     if device.type == "cpu":
         compile_ahead(spec.head_dim, dtype, packs)
     file = open_weights(source, spec)

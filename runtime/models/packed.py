@@ -35,7 +35,7 @@ class Groups:
 
 
 class PackedLinear(Linear):
-    """A linear layer in both forms. The dense one is `weight`; the packed one reads and gives bfloat16."""
+    """A linear layer in both forms. All is in bfloat16; the dense one is `weight`."""
 
     def __init__(self, weight: Tensor, groups: Groups, bias: Tensor | None = None) -> None:
         super().__init__(weight, bias)
@@ -52,14 +52,9 @@ class PackedLinear(Linear):
         # What changes nothing is not called: a pass of one token has 121 of these, and a call costs some microseconds.
         if hidden.shape[0] > self._few:
             return super().__call__(hidden)
-        inputs = hidden if hidden.dtype == torch.bfloat16 else hidden.bfloat16()
-        if self._digits > 1:
-            inputs = inputs.repeat(1, self._digits)
-        product = native.multiply(inputs, self._packed)
+        product = native.multiply(hidden if self._digits == 1 else hidden.repeat(1, self._digits), self._packed)
         if product.shape[1] != self._n_rows:
             product = product[:, : self._n_rows]
-        if product.dtype != hidden.dtype:
-            product = product.to(hidden.dtype)
         return product if self.bias is None else product + self.bias
 
 

@@ -58,6 +58,13 @@ def parallel_address() -> int | None:
 
 
 @lru_cache(maxsize=1)
+def cpu_multiplies_bfloat16() -> bool:
+    """Whether PyTorch's products of bfloat16 are by instructions for it; its claims are absent in some builds."""
+    claims = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return any(claim is not None and claim() for claim in claims)
+
+
+@lru_cache(maxsize=1)
 def cpu_has_pair_products() -> bool:
     """Whether the processor has the instruction that compiled code multiplies pairs of bfloat16 by."""
     return bool(llvm.get_host_cpu_features().get("avx512bf16", False))

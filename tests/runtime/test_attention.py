@@ -143,15 +143,25 @@ def test_the_definition_is_softmax_attention() -> None:
     torch.testing.assert_close(attend_plainly(queries, keys, values, 1.0), expected)
 
 
+def test_the_cpu_gets_native_code_for_bfloat16() -> None:
+    """For float32 the flash kernel is as fast."""
+    assert choose_attend(torch.device("cpu"), torch.float32) is attend_on_cpu
+    assert choose_attend(torch.device("cpu"), torch.bfloat16) is attend_on_bfloat16_cpu
+
+
 @pytest.mark.parametrize("has_bfloat16", [True, False])
-def test_the_cpu_gets_native_code_and_products_where_it_multiplies_bfloat16(
-    monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool
-) -> None:
-    """Elsewhere such products are slow, and for float32 the flash kernel is as fast."""
+def test_a_block_is_multiplied_as_the_cpu_does_it_fast(monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool) -> None:
+    """By products where it multiplies bfloat16, else by the flash kernel, which multiplies float32 inside."""
     monkeypatch.setattr(attention, "cpu_multiplies_bfloat16", lambda: has_bfloat16)
-    cpu = torch.device("cpu")
-    assert choose_attend(cpu, torch.float32) is attend_on_cpu
-    assert choose_attend(cpu, torch.bfloat16) is (attend_on_bfloat16_cpu if has_bfloat16 else attend_on_cpu)
+    case_ = case(6, 2, 300, 40, torch.bfloat16)
+    used = attend_by_products if has_bfloat16 else attend_on_cpu
+
+    with Products() as products:
+        found = attend_on_bfloat16_cpu(*case_, 0.1)
+
+    assert bool(products.shapes) == has_bfloat16
+    assert torch.equal(found, used(*case_, 0.1))
+    torch.testing.assert_close(found, attend_plainly(*case_, 0.1), atol=0.01, rtol=0.02)
 
 
 @pytest.mark.parametrize("key_step", [1, 4, 256])

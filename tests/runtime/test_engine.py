@@ -29,6 +29,7 @@ from runtime.hardware_file import written
 from runtime.kv.mapped import MappedStore
 from runtime.memory import plan
 from runtime.models.load import read_facts
+from runtime.models.packed import PackedLinear, can_pack
 from runtime.models.sources import locate
 from runtime.ways import ways
 from tests.runtime.machines import machine
@@ -372,32 +373,24 @@ def test_a_kept_document_makes_room_for_one_that_would_not_fit_beside_it(
 
 
 @pytest.mark.parametrize(
-    ("asked", "has_bfloat16", "dtype", "precision"),
-    [
-        ("auto", True, torch.bfloat16, torch.bfloat16),
-        ("auto", False, torch.float32, torch.bfloat16),
-        ("float32", True, torch.float32, torch.float32),
-    ],
+    ("asked", "has_bfloat16", "dtype"),
+    [("auto", True, torch.bfloat16), ("auto", False, torch.bfloat16), ("float32", True, torch.float32)],
 )
 def test_four_bit_weights_are_kept_so_unless_exactness_is_asked_for(
-    asked: str,
-    has_bfloat16: bool,
-    dtype: torch.dtype,
-    precision: torch.dtype,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    asked: str, has_bfloat16: bool, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are rounded to bfloat16, and so named, also where the rest is computed in float32."""
-    monkeypatch.setattr("runtime.hardware.cpu_multiplies_bfloat16", lambda: has_bfloat16)
+    """On any processor: what it has no instructions for is widened."""
+    for module in ("runtime.hardware", "runtime.models.linear", "runtime.models.attention"):
+        monkeypatch.setattr(f"{module}.cpu_multiplies_bfloat16", lambda: has_bfloat16)
     path = tmp_path / "m.gguf"
     write_gguf(path, tiny_model("llama", vocab_size=N_TOKENS), GGMLQuantizationType.Q4_1)
     options = {"cache_dir": tmp_path / "cache", "model": str(path), "device": "cpu", "dtype": asked, "threads": 1}
     built = assemble(EngineConfig(context=512, **options), lambda _: None)
     try:
         decoder = built.new_session(512).decoder
-        assert (decoder.dtype, decoder.precision) == (dtype, precision)
+        packs = any(isinstance(part, PackedLinear) for part in decoder._weights.layers[0].linears)
+        assert (decoder.dtype, packs) == (dtype, dtype == torch.bfloat16 and can_pack(decoder.device))
         assert built.facts.dtype == str(dtype).removeprefix("torch.")
-        assert any("four or eight bits" in note for note in built.facts.notes) == (dtype != precision)
         assert len(ask(built, prompt(40), 6).token_ids) <= 6
     finally:
         built.close()

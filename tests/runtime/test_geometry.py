@@ -123,21 +123,21 @@ def test_a_shape_is_measured_in_each_way(twin: bool) -> None:
     assert all(entry.floor_seconds > 0 for entry in timed)
     if twin:
         assert times.copied is not None
-        assert times.copied.n_bytes == 256 * TINY.kv_bytes_per_token(4)
+        assert times.copied.n_bytes == 256 * TINY.kv_bytes_per_token(2)
     assert (times.copied is not None) == twin
     assert json.loads(json.dumps(record(times)))["passes"][0]["n_tokens"] == 1
 
 
 def test_streamed_weights_are_measured_with_what_they_move() -> None:
     """By the twin: a pass brings KV cache and weights, one over the retrieval cache the weights alone."""
-    weights = weight_bytes(TINY, torch.float32) - embedding_bytes(TINY, torch.float32)
+    weights = weight_bytes(TINY, torch.bfloat16) - embedding_bytes(TINY, torch.bfloat16)
     way = replace(tiny_way(), streamed=Streamed(weights=weights))
     times = measure_shape(Shape("tiny", Pair(TINY), way, TINY.n_layers, twin=True), SPECULATION)
 
     assert times.copied is not None
-    assert times.copied.n_bytes == 256 * TINY.kv_bytes_per_token(4) + weights
+    assert times.copied.n_bytes == 256 * TINY.kv_bytes_per_token(2) + weights
     bus = replace(RATES, memory=10**18, flops=10**18)
-    roof = Roofline(TINY, torch.float32, bus, 0, TINY.n_layers, weights)
+    roof = Roofline(TINY, torch.bfloat16, bus, 0, TINY.n_layers, weights)
     assert roof.seconds(1, 256, 1) == pytest.approx(times.copied.n_bytes / 25e9)
     assert roof.seconds(1, 64, 1, streams=False) == pytest.approx(weights / 25e9)
 

@@ -39,13 +39,17 @@ def rank(chosen: Plan) -> tuple[int, int]:
 
 def test_without_a_gpu_the_cpu_is_used_and_says_so() -> None:
     chosen = plan(machine(), Pair(SPEC), 8192, Wishes())
-    assert (chosen.mode, chosen.device, chosen.dtype) == ("cpu", torch.device("cpu"), torch.float32)
+    assert (chosen.mode, chosen.device, chosen.dtype) == ("cpu", torch.device("cpu"), torch.bfloat16)
     assert "no CUDA GPU" in chosen.reason
     assert "24.0 GiB are free" in chosen.reason
 
 
 def test_the_number_format_follows_processor_and_card() -> None:
-    assert plan(machine(bfloat16=True), Pair(SPEC), 8192, Wishes()).dtype is torch.bfloat16
+    for bfloat16 in (
+        True,
+        False,
+    ):  # as fast in bfloat16 as in float32 where there are no instructions, and half as large
+        assert plan(machine(bfloat16=bfloat16), Pair(SPEC), 8192, Wishes()).dtype is torch.bfloat16
     assert plan(machine(bfloat16=True), Pair(SPEC), 8192, Wishes(dtype="float32")).dtype is torch.float32
     old = replace(machine(), gpus=(card(24, 7.5),))
     assert (plan(old, Pair(SPEC), 8192, Wishes()).mode, plan(old, Pair(SPEC), 8192, Wishes()).dtype) == (
@@ -156,8 +160,8 @@ def test_predictions_for_a_processor_are_near_what_was_measured() -> None:
     assert predicted.prefill_seconds == pytest.approx(9.3, rel=0.25)
     assert 0.012 < 1 / predicted.plain_tokens_per_second < 0.036
     slow, exact = (plan(machine(24, cores=2), pair, 8192, Wishes(dtype=dtype)) for dtype in ("auto", "float32"))
-    assert slow.bytes.weights == exact.bytes.weights + pair.packed_bytes  # the four-bit form, which is not exact
-    assert slow.predicted.prefill_seconds > 3 * predicted.prefill_seconds
+    assert slow.bytes.weights == exact.bytes.weights / 2 + pair.packed_bytes  # the four-bit form, which is not exact
+    assert exact.predicted.prefill_seconds == slow.predicted.prefill_seconds > 3 * predicted.prefill_seconds
 
 
 def test_what_was_asked_for_is_obeyed_or_refused() -> None:

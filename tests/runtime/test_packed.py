@@ -96,17 +96,3 @@ def test_layers_one_below_the_other() -> None:
 def test_there_is_a_kernel_for_cpus_alone() -> None:
     assert can_pack(torch.device("cpu"))
     assert not can_pack(torch.device("cuda"))
-
-
-def test_a_layer_packed_for_float32_gives_float32() -> None:
-    """Rounded as in bfloat16 for few tokens, exact for many."""
-    stored = stored_rows(GGMLQuantizationType.Q4_1, 32, 256)
-    groups = read_groups(stored, GGMLQuantizationType.Q4_1)
-    assert groups is not None
-    exact = meant(GGMLQuantizationType.Q4_1, stored)
-    layer, rounded = PackedLinear(exact, groups), PackedLinear(exact.to(torch.bfloat16), groups)
-    hidden = torch.randn(few() + 1, 256, generator=torch.Generator().manual_seed(1))
-    found = layer(hidden[:3])
-    assert found.dtype == torch.float32
-    assert torch.equal(found, rounded(hidden[:3].to(torch.bfloat16)).float())
-    torch.testing.assert_close(layer(hidden), hidden @ exact.T, atol=1e-4, rtol=1e-4)
