@@ -156,15 +156,24 @@ def attend_by_products(
 def attend_on_bfloat16_cpu(
     queries: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None = None
 ) -> Tensor:
-    """Few query rows by native code, where there can be some, and prompt blocks by products, or by the flash kernel,
-    which multiplies float32 inside, where the processor does not multiply bfloat16."""
+    """Few query rows by native code, where there can be some, and prompt blocks by products if they are fast.
+
+    Where they are not, the processor having no instructions for bfloat16, blocks go by native code as well, some tokens
+    after the other. What this does not serve the flash kernel does, which multiplies float32 inside.
+    """
     if window is not None and window < keys.shape[1]:
         return _attend_in_window(attend_on_bfloat16_cpu, queries, keys, values, scale, window)
-    n_heads, n_tokens, head_dim = queries.shape
-    if serves(head_dim, queries.dtype) and n_heads // keys.shape[0] * n_tokens <= most_rows():
+    (n_heads, n_tokens, head_dim), (n_kv_heads, n_held, _) = queries.shape, keys.shape
+    is_served, is_fast = serves(head_dim, queries.dtype), cpu_multiplies_bfloat16()
+    at_once = most_rows() * n_kv_heads // n_heads  # tokens
+    if is_served and n_tokens <= at_once:
         return attend_natively(queries, keys, values, scale)
-    attend = attend_by_products if cpu_multiplies_bfloat16() or not HAS_FLASH else attend_on_cpu
-    return attend(queries, keys, values, scale)
+    if is_served and not is_fast:
+        parts, n_past = queries.split(at_once, 1), n_held - n_tokens
+        ends = [min(n_past + index * at_once, n_held) for index in range(1, len(parts) + 1)]
+        seen = [(part, keys[:, :end], values[:, :end]) for part, end in zip(parts, ends, strict=True)]
+        return torch.cat([attend_natively(*each, scale) for each in seen], 1)
+    return (attend_by_products if is_fast or not HAS_FLASH else attend_on_cpu)(queries, keys, values, scale)
 
 
 def _tile(queries: Tensor, keys: Tensor, values: Tensor, position: int, scratch: Tensor) -> Tensor:

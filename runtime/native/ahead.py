@@ -21,9 +21,9 @@ def compile_ahead(head_dim: int, dtype: torch.dtype, packs: bool) -> threading.T
             steps.compiled()
             softmax.compiled()
         if attend.serves(head_dim, dtype):
-            products = attend.products_here()
-            for width in attend.widths_of(products):
-                attend.compiled(Shape(head_dim, width, products))
+            for products in {attend.products_here(n_rows): None for n_rows in (1, attend.most_rows())}:
+                for width in attend.widths_of(products):
+                    attend.compiled(Shape(head_dim, width, products))
 
     thread = threading.Thread(
         target=compile_all if can_compile() else lambda: None, name="fullread-compile", daemon=True

@@ -24,11 +24,18 @@ from runtime.native.machine import (
 )
 from runtime.native.pair_attention import PairWork
 from runtime.native.tile_attention import TileWork
+from runtime.native.widened_attention import WidenedWork
 
 PART = 512  # keys in a part, at least; parts do not go by the threads there are, so that neither does the sum
 MOST_PARTS = 8
+UNWIDENED_ROWS = 4  # a KV head, for which widening keys by themselves costs more than it saves (Zen 3)
 
-WORK: dict[Products, type[AttentionWork]] = {"pairs": PairWork, "floats": FloatWork, "tiles": TileWork}
+WORK: dict[Products, type[AttentionWork]] = {
+    "pairs": PairWork,
+    "floats": FloatWork,
+    "widened": WidenedWork,
+    "tiles": TileWork,
+}
 
 Function = Callable[[int], None]
 
@@ -56,11 +63,13 @@ def widths_of(products: Products) -> tuple[int, ...]:
     return WIDTHS if products == "pairs" else WIDTHS[-1:]
 
 
-def products_here() -> Products:
-    """What this processor multiplies best by."""
+def products_here(n_rows: int) -> Products:
+    """What this processor multiplies so many query rows a KV head best by."""
     if cpu_multiplies_tiles():
         return "tiles"
-    return "pairs" if cpu_multiplies_pairs_fast() else "floats"
+    if cpu_multiplies_pairs_fast():
+        return "pairs"
+    return "floats" if n_rows <= UNWIDENED_ROWS else "widened"
 
 
 def serves(head_dim: int, dtype: torch.dtype) -> bool:
@@ -69,7 +78,7 @@ def serves(head_dim: int, dtype: torch.dtype) -> bool:
 
 def most_rows(products: Products | None = None) -> int:
     """Query rows a KV head that can be attended for at a time; `products` None asks the processor."""
-    return WORK[products or products_here()].most_tiles * WIDTHS[-1]
+    return WORK[products or products_here(UNWIDENED_ROWS + 1)].most_tiles * WIDTHS[-1]
 
 
 def attend_natively(
@@ -88,7 +97,7 @@ def attend_natively(
     group = n_heads // n_kv_heads
     n_rows = group * n_tokens
     if products is None:
-        products = products_here()
+        products = products_here(n_rows)
     widths = widths_of(products)
     width = next((width for width in widths if n_rows <= width), widths[-1])
     n_parts = max(1, min(MOST_PARTS, n_held // PART))

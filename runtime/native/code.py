@@ -188,17 +188,11 @@ class Code:
         bits = self.b.shl(self.b.zext(value, vector(I32, width)), self.ints(16, width))
         return self.b.bitcast(bits, vector(FLOAT, width))
 
-    def add_products(self, total: ir.Value, left: ir.Value, right: ir.Value, multiplies_bfloat16: bool) -> ir.Value:
+    def add_products(self, total: ir.Value, left: ir.Value, right: ir.Value) -> ir.Value:
         """`total` plus both products of the pairs of bfloat16 that the i32 lanes hold."""
-        b, width = self.b, total.type.count
-        if multiplies_bfloat16:
-            kind = vector(BFloat(), 2 * width)
-            pairs = [b.bitcast(side, kind) for side in (left, right)]
-            return self.call(f"llvm.x86.avx512bf16.dpbf16ps.{32 * width}", total.type, (total, *pairs))
-        shift, upper = self.ints(16, width), self.ints(-0x10000, width)
-        low = [b.bitcast(b.shl(side, shift), total.type) for side in (left, right)]
-        high = [b.bitcast(b.and_(side, upper), total.type) for side in (left, right)]
-        return self.fma(high[0], high[1], self.fma(low[0], low[1], total))
+        width = total.type.count
+        pairs = [self.b.bitcast(side, vector(BFloat(), 2 * width)) for side in (left, right)]
+        return self.call(f"llvm.x86.avx512bf16.dpbf16ps.{32 * width}", total.type, (total, *pairs))
 
 
 class Fields:

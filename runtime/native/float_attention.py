@@ -124,13 +124,10 @@ class FloatWork(AttentionWork):
     def _score(self, count: int, row: ir.Value, first: ir.Value, stop: ir.Value) -> None:
         """Scores of `count` rows with a block; of keys that come after a row's own token there are none."""
         b, n, head_dim = self.b, self.number, self.shape.head_dim
-        queries, limits = [], []
+        queries, limits = [], self.limits(count, row, first, stop)
         for one in range(count):
             place = self.at(self.queries, b.mul(b.add(row, n(one)), n(4 * head_dim)))
             queries.append([self.load(FLOATS, place, 4 * LANES * index) for index in range(self.n_vectors)])
-            token = b.sext(self.load(I32, self.tokens, b.mul(b.add(row, n(one)), n(4)), align=4), I64)
-            seen = self.smaller(b.add(b.add(self.past, token), n(1)), stop)
-            limits.append(self.spread(b.trunc(b.sub(seen, first), I32), LANES))
         last = b.sub(stop, n(1))
         whole = b.add(first, b.mul(b.sdiv(b.sub(stop, first), n(LANES)), n(LANES)))
 
@@ -139,17 +136,33 @@ class FloatWork(AttentionWork):
                 number = b.add(key, n(one))
                 return self.at(self.keys, b.mul(number if is_whole else self.smaller(number, last), n(2 * head_dim)))
 
-            begin = b.sub(key, first)
-            numbers = b.add(self.spread(b.trunc(begin, I32), LANES), ir.Constant(INTS, list(range(LANES))))
-            for one, scores in enumerate(self._crossed(place, queries, len(STEPS), 0)):
-                shown = b.select(b.icmp_signed("<", numbers, limits[one]), scores, self.floats(NO_SCORE, LANES))
-                target = b.add(b.mul(b.add(row, n(one)), n(4 * BLOCK)), b.mul(begin, n(4)))
-                self.store(shown, self.weights, target)
+            self.store_scores(self._crossed(place, queries, len(STEPS), 0), row, b.sub(key, first), limits)
 
         with self.loop(first, whole, LANES) as key:
             sixteen(key, True)
         with b.if_then(b.icmp_signed("<", whole, stop)):
             sixteen(whole, False)
+
+    def limits(self, count: int, row: ir.Value, first: ir.Value, stop: ir.Value) -> list[ir.Value]:
+        """How many keys of a block each of `count` rows sees, in every lane."""
+        b, n = self.b, self.number
+        limits = []
+        for one in range(count):
+            token = b.sext(self.load(I32, self.tokens, b.mul(b.add(row, n(one)), n(4)), align=4), I64)
+            seen = self.smaller(b.add(b.add(self.past, token), n(1)), stop)
+            limits.append(self.spread(b.trunc(b.sub(seen, first), I32), LANES))
+        return limits
+
+    def store_scores(
+        self, scores: Sequence[ir.Value], row: ir.Value, key: ir.Value, limits: Sequence[ir.Value]
+    ) -> None:
+        """Those of rows from `row` on with 16 keys from the block's `key`-th on, where the rows see them."""
+        b, n = self.b, self.number
+        numbers = b.add(self.spread(b.trunc(key, I32), LANES), ir.Constant(INTS, list(range(LANES))))
+        for one, (score, limit) in enumerate(zip(scores, limits, strict=True)):
+            shown = b.select(b.icmp_signed("<", numbers, limit), score, self.floats(NO_SCORE, LANES))
+            target = b.add(b.mul(b.add(row, n(one)), n(4 * BLOCK)), b.mul(key, n(4)))
+            self.store(shown, self.weights, target)
 
     def _crossed(self, place: Place, queries: list[list[ir.Value]], steps: int, one: int) -> list[ir.Value]:
         """For each query a vector of sums over 2^steps keys from the `one`-th on, few of them half done at a time."""

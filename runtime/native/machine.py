@@ -12,7 +12,8 @@ import torch
 ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18  # Linux on x86-64: a system call, and what it is asked
 PARALLEL = "fullread_parallel"  # what compiled code calls GOMP_parallel by
 
-Products = Literal["pairs", "floats", "tiles"]  # of bfloat16, of what they widen to, of squares of them
+Products = Literal["pairs", "floats", "widened", "tiles"]
+"""Of bfloat16, of what they widen to, of what they were widened to before, of squares of them."""
 
 
 class Compiled:
@@ -62,6 +63,12 @@ def cpu_multiplies_bfloat16() -> bool:
     """Whether PyTorch's products of bfloat16 are by instructions for it; its claims are absent in some builds."""
     claims = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
     return any(claim is not None and claim() for claim in claims)
+
+
+@lru_cache(maxsize=1)
+def cpu_has_wide_vectors() -> bool:
+    """Whether a register holds 16 floats, and not eight."""
+    return bool(llvm.get_host_cpu_features().get("avx512f", False))
 
 
 @lru_cache(maxsize=1)

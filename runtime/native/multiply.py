@@ -15,6 +15,7 @@ from runtime.native.machine import PARALLEL, Compiled, Products, cpu_has_pair_pr
 from runtime.native.tile_linear import TileLinearWork
 from runtime.native.tiles import ROWS
 
+FEW: dict[Products, int] = {"pairs": 32, "tiles": 64, "floats": 128}  # where floats are multiplied, dense ones are too
 JOBS_A_THREAD = 4  # a thread that other work holds up leaves its jobs to the rest
 
 
@@ -25,7 +26,7 @@ def write_linear(products: Products) -> str:
     work, multiply = (ir.Function(module, kind, name) for name in ("work", "multiply"))
     parallel = ir.Function(module, ir.FunctionType(VOID, [POINTER, POINTER, I32, I32]), PARALLEL)
     (TileLinearWork if products == "tiles" else LinearWork)(work, products).write()
-    write_entry(multiply, work, parallel)
+    write_entry(multiply, work, parallel, widens=products == "floats")
     return str(module)
 
 
@@ -38,7 +39,7 @@ def products_here() -> Products:
 
 def few() -> int:
     """Up to so many tokens the packed form is faster than the dense one."""
-    return 64 if products_here() == "tiles" else 32
+    return FEW[products_here()]
 
 
 @cache
@@ -85,10 +86,11 @@ def multiply(inputs: Tensor, weights: Tensor, products: Products | None = None) 
     if n_tokens == 0:
         return outputs
     sums = torch.empty((n_tokens + ROWS) * n_groups)  # of tokens that there are not, too, where tiles count them
+    widened = torch.empty(n_tokens * n_columns if products == "floats" else 0)
     per_job = max(1, n_tiles // (JOBS_A_THREAD * n_threads))
     fields = (ctypes.c_int64 * len(FIELDS))(
         *(inputs.data_ptr(), weights.data_ptr(), outputs.data_ptr()),
-        *(n_tokens, n_groups, n_tiles, per_job, n_threads, sums.data_ptr(), 0),
+        *(n_tokens, n_groups, n_tiles, per_job, n_threads, sums.data_ptr(), widened.data_ptr(), 0),
     )
     compiled(products)[0](ctypes.addressof(fields))
     return outputs

@@ -110,7 +110,7 @@ class PairWork(AttentionWork):
                     query = self.load(vector(I32, width), queries, b.mul(pair, n(4 * width)))
                     for row, score in zip(rows, scores, strict=True):
                         number = self.spread(self.load(I32, row, b.mul(pair, n(4))), width)
-                        score.value = self.add_products(score.value, query, number, multiplies_bfloat16=True)
+                        score.value = self.add_products(score.value, query, number)
             place = b.mul(b.sub(key, first), n(4 * width))
             for one, score in enumerate(scores):
                 is_key = b.icmp_signed("<", b.add(key, n(one)), stop)
@@ -175,7 +175,7 @@ class PairWork(AttentionWork):
             for one, row_sums in enumerate(kept):
                 weight = self.spread(self.load(I32, weights, b.mul(b.add(row, n(one)), n(4))), 16)
                 for pair, part in zip(pairs, row_sums, strict=True):
-                    part.value = self.add_products(part.value, pair, weight, multiplies_bfloat16=True)
+                    part.value = self.add_products(part.value, pair, weight)
         for place, row_sums in zip(places, kept, strict=True):
             for index, part in enumerate(row_sums):
                 self.store(part.value, place, 64 * index)

@@ -151,7 +151,8 @@ def test_the_cpu_gets_native_code_for_bfloat16() -> None:
 
 @pytest.mark.parametrize("has_bfloat16", [True, False])
 def test_a_block_is_multiplied_as_the_cpu_does_it_fast(monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool) -> None:
-    """By products where it multiplies bfloat16, else by the flash kernel, which multiplies float32 inside."""
+    """Of heads that native code does not serve: by products where it multiplies bfloat16, else by the flash kernel,
+    which multiplies float32 inside."""
     monkeypatch.setattr(attention, "cpu_multiplies_bfloat16", lambda: has_bfloat16)
     case_ = case(6, 2, 300, 40, torch.bfloat16)
     used = attend_by_products if has_bfloat16 else attend_on_cpu

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.skipif(not can_compile(), reason="PyTorch's threads are
 
 WAYS = [
     "floats",
+    "widened",
     pytest.param(
         "pairs",
         marks=pytest.mark.skipif(not cpu_has_pair_products(), reason="the processor does not multiply bfloat16"),
@@ -110,17 +111,27 @@ def test_threads_do_not_change_a_bit() -> None:
     assert all(torch.equal(found[0], other) for other in found)
 
 
-@pytest.mark.parametrize(("n_tokens", "is_native"), [(most_rows() // 3, True), (most_rows() // 3 + 1, False)])
-def test_prompt_blocks_and_odd_heads_go_by_products(
-    monkeypatch: pytest.MonkeyPatch, n_tokens: int, is_native: bool
+@pytest.mark.parametrize(
+    ("n_tokens", "has_bfloat16", "n_called"),
+    [
+        (most_rows() // 3, True, 1),
+        (most_rows() // 3 + 1, True, 0),
+        (most_rows() // 3, False, 1),
+        (2 * (most_rows() // 3) + 1, False, 3),
+    ],
+)
+def test_prompt_blocks_go_by_products_or_in_parts(
+    monkeypatch: pytest.MonkeyPatch, n_tokens: int, has_bfloat16: bool, n_called: int
 ) -> None:
-    called = []
+    """In parts where the processor has no instructions for bfloat16, which products would need."""
+    called: list[int] = []
     monkeypatch.setattr(attention, "attend_natively", lambda *given: called.append(1) or attend_natively(*given))
+    monkeypatch.setattr(attention, "cpu_multiplies_bfloat16", lambda: has_bfloat16)
     queries, keys, values = case(9, 3, n_tokens, n_tokens + 900, 64)
 
     found = attend_on_bfloat16_cpu(queries, keys, values, 0.125)
 
-    assert bool(called) is is_native
+    assert len(called) == n_called
     torch.testing.assert_close(found, attend_by_products(queries, keys, values, 0.125), atol=0.02, rtol=0.02)
 
 
