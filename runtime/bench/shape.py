@@ -94,7 +94,7 @@ def _linear(weight: Tensor, digits: int) -> Linear:
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(16, (n_rows, n_columns), dtype=torch.uint8, generator=generator)
     scales = torch.full((n_rows, n_columns // GROUP), 0.2 * weight.shape[1] ** -0.5)
-    return PackedLinear(weight, Groups(codes, scales, -7.5 * scales, digits))
+    return PackedLinear(weight, [Groups(codes, scales, -7.5 * scales, digits)])
 
 
 def fill(store: FullStore, spec: Spec, noise: Noise, n_tokens: int) -> None:

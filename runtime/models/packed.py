@@ -5,7 +5,7 @@ is read, and for them the dense form is as fast. Both forms round a weight to bf
 more than two orders of summation do.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 from runtime.models.dequantize import BLOCKS, float16_at, halves, parts_of_k
 from runtime.models.linear import Linear
 from runtime.native import multiply as native
+from runtime.native.linear import LANES
 from runtime.native.machine import can_compile
 
 
@@ -37,12 +38,17 @@ class Groups:
 class PackedLinear(Linear):
     """A linear layer in both forms. All is in bfloat16; the dense one is `weight`."""
 
-    def __init__(self, weight: Tensor, groups: Groups, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, parts: Iterable[Groups], bias: Tensor | None = None) -> None:
+        """`parts` are rows one below the other, as many digits in all; they are packed as they come."""
         super().__init__(weight, bias)
-        self._n_rows, self._digits = len(weight), groups.digits
+        self._n_rows, self._digits = len(weight), 1
         self._few = native.few()
-        # Offsets are counted from code 8, where they are small and rounding them costs little.
-        self._packed = native.packed(groups.codes, groups.scales, groups.offsets + 8 * groups.scales)
+        packed = []
+        for part in in_tiles(parts):
+            self._digits = part.digits
+            # Offsets are counted from code 8, where they are small and rounding them costs little.
+            packed.append(native.packed(part.codes, part.scales, part.offsets + 8 * part.scales))
+        self._packed = torch.cat(packed)
 
     @property
     def n_bytes(self) -> int:
@@ -86,17 +92,21 @@ def read_groups(stored: NDArray[np.uint8], quantization: GGMLQuantizationType) -
     return Groups(codes, scales, offsets, len(digits))
 
 
-def joined(parts: Sequence[Groups]) -> Groups | None:
-    """Rows of several layers one below the other; None where they differ in digits."""
-    digits = {part.digits for part in parts}
-    if len(digits) != 1:
-        return None
-    return Groups(
-        torch.cat([part.codes for part in parts]),
-        torch.cat([part.scales for part in parts]),
-        torch.cat([part.offsets for part in parts]),
-        digits.pop(),
-    )
+def in_tiles(parts: Iterable[Groups]) -> Iterator[Groups]:
+    """The rows of `parts`, cut anew so that each part but the last has a multiple of what a tile holds."""
+    left: tuple[Tensor, ...] | None = None
+    digits = 1
+    for part in parts:
+        rows: tuple[Tensor, ...] = (part.codes, part.scales, part.offsets)
+        digits = part.digits
+        if left is not None:
+            rows = tuple(torch.cat(both) for both in zip(left, rows, strict=True))
+        whole = len(rows[0]) // LANES * LANES
+        if whole:
+            yield Groups(rows[0][:whole], rows[1][:whole], rows[2][:whole], digits)
+        left = tuple(numbers[whole:] for numbers in rows) if whole < len(rows[0]) else None
+    if left is not None:
+        yield Groups(left[0], left[1], left[2], digits)
 
 
 Parts = tuple[Tensor, Tensor, Tensor]

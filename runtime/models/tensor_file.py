@@ -18,6 +18,7 @@ from runtime.models.gguf_header import GgufHeader, StoredTensor
 from runtime.models.packed import Groups, digits_of, read_groups
 from runtime.models.spec import Spec
 
+GROUPED = 1 << 20  # stored bytes that are put in groups at a time: what they pass through is some ten times as much
 INDEX = "model.safetensors.index.json"
 
 
@@ -39,8 +40,8 @@ class TensorFile(Protocol):
         """Fill `out`, of the tensor's shape, on the CPU; raises `ModelDamaged`, `UnsupportedModel`."""
         ...
 
-    def groups(self, name: str) -> Groups | None:
-        """The tensor in four-bit groups, where it is stored so."""
+    def groups(self, name: str) -> Iterator[Groups]:
+        """The tensor in four-bit groups, some rows after the other; none where it is not stored so."""
         ...
 
     def digits(self, name: str) -> int | None:
@@ -75,8 +76,8 @@ class SafetensorsFolder:
         with self._reading(name) as (file, stored_name):
             out.copy_(file.get_tensor(stored_name))
 
-    def groups(self, name: str) -> Groups | None:
-        return None
+    def groups(self, name: str) -> Iterator[Groups]:
+        return iter(())
 
     def digits(self, name: str) -> int | None:
         return None
@@ -184,11 +185,15 @@ class GgufFile:
         if order is not None:
             out.copy_(out[torch.from_numpy(order)])
 
-    def groups(self, name: str) -> Groups | None:
+    def groups(self, name: str) -> Iterator[Groups]:
         tensor = self._found(name)
         stored = self._header.bytes_of(tensor)
         order = self._order(name, len(stored))
-        return read_groups(stored if order is None else stored[order], tensor.quantization)
+        at_once = max(1, GROUPED // stored.shape[1])
+        for start in range(0, len(stored), at_once):
+            rows = slice(start, start + at_once)
+            if (groups := read_groups(stored[rows if order is None else order[rows]], tensor.quantization)) is not None:
+                yield groups
 
     def digits(self, name: str) -> int | None:
         return digits_of(self._found(name).quantization)

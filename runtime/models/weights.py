@@ -1,5 +1,8 @@
 """A model's weights as the decoder takes them, read out of a file tensor by tensor."""
 
+from collections.abc import Iterable
+from itertools import chain
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -8,7 +11,7 @@ from runtime.errors import ModelDamaged
 from runtime.models.decoder import Weights
 from runtime.models.layer import Layer
 from runtime.models.linear import Linear
-from runtime.models.packed import PackedLinear, joined, packed_bytes
+from runtime.models.packed import PackedLinear, packed_bytes
 from runtime.models.spec import Spec
 from runtime.models.streamed import StreamedLayers
 from runtime.models.tensor_file import TensorFile
@@ -78,9 +81,8 @@ class WeightReader:
             layers.append(({self._head_name(): spec.vocab_size}, spec.hidden_size))
         packed = 0
         for rows, n_columns in layers:
-            digits = {self._file.digits(f"{name}.weight") for name in rows}
-            if len(digits) == 1 and (common := digits.pop()) is not None:
-                packed += packed_bytes(sum(rows.values()), n_columns, common)
+            if (digits := self._digits(rows)) is not None:
+                packed += packed_bytes(sum(rows.values()), n_columns, digits)
         return packed
 
     def _projections(self, index: int) -> tuple[tuple[dict[str, int], int], ...]:
@@ -113,11 +115,14 @@ class WeightReader:
 
     def _linear_of(self, weight: Tensor, names: list[str], bias: Tensor | None = None) -> Linear:
         """A layer of the dense `weight`, in groups as well where the file stores all its parts so and that helps."""
-        if not self._packs:
+        if not self._packs or self._digits(names) is None:
             return Linear(weight, bias)
-        parts = [groups for name in names if (groups := self._file.groups(f"{name}.weight")) is not None]
-        whole = joined(parts) if len(parts) == len(names) else None
-        return Linear(weight, bias) if whole is None else PackedLinear(weight, whole, bias)
+        return PackedLinear(weight, chain.from_iterable(self._file.groups(f"{name}.weight") for name in names), bias)
+
+    def _digits(self, names: Iterable[str]) -> int | None:
+        """Those that the projections have in common; None where they differ, or where some have none."""
+        digits = {self._file.digits(f"{name}.weight") for name in names}
+        return digits.pop() if len(digits) == 1 else None
 
     def _joined(self, kind: str, rows: dict[str, int], *columns: int) -> Tensor:
         for name, n_rows in rows.items():

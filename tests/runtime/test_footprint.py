@@ -14,8 +14,10 @@ from runtime.kv.full import FullStore
 from runtime.kv.queries import RecentQueries
 from runtime.kv.retrieval import RetrievalStore
 from runtime.kv.streaming import StreamingStore
+from runtime.models import tensor_file
 from runtime.models.gguf_header import read_header
 from runtime.models.linear import Linear
+from runtime.models.packed import PackedLinear
 from runtime.models.spec import Spec, read_spec
 from runtime.models.tensor_file import GgufFile
 from runtime.models.weights import WeightReader
@@ -95,17 +97,49 @@ def test_weights_take_what_was_counted(kind: Kind, ties: bool) -> None:
     assert weight_bytes(spec, torch.float32) == pytest.approx(loaded(reader, spec, spec.vocab_size), rel=0.01)
 
 
+def packed_reader(folder: Path, quantization: Q) -> tuple[WeightReader, Spec]:
+    """Of a small GGUF file, whose query projection has its rows in another order."""
+    model = tiny_model("llama", hidden_size=128, intermediate_size=256, vocab_size=N_TOKENS)
+    write_gguf(folder / "m.gguf", model, quantization)
+    spec = read_spec(model.config)
+    return WeightReader(GgufFile(read_header(folder / "m.gguf"), spec), spec, torch.bfloat16, CPU, packs=True), spec
+
+
 @pytest.mark.parametrize("quantization", [Q.Q4_0, Q.Q4_1, Q.Q8_0], ids=lambda each: each.name)
 def test_four_bit_groups_are_counted_beside_the_dense_weights(tmp_path: Path, quantization: Q) -> None:
     """Within one part in a hundred; without them the count would be far off."""
-    model = tiny_model("llama", hidden_size=128, intermediate_size=256, vocab_size=N_TOKENS)
-    write_gguf(tmp_path / "m.gguf", model, quantization)
-    spec = read_spec(model.config)
-    reader = WeightReader(GgufFile(read_header(tmp_path / "m.gguf"), spec), spec, torch.bfloat16, CPU, packs=True)
+    reader, spec = packed_reader(tmp_path, quantization)
     dense, held = weight_bytes(spec, torch.bfloat16), loaded(reader, spec, N_TOKENS)
 
     assert dense + reader.packed_bytes(N_TOKENS) == pytest.approx(held, rel=0.01)
     assert dense < 0.9 * held
+
+
+def test_a_tensor_is_put_in_groups_some_rows_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, _ = packed_reader(tmp_path, Q.Q4_1)
+    hidden = torch.randn(2, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
+    whole = reader.layer(0)
+    monkeypatch.setattr(tensor_file, "GROUPED", 1000)
+    in_parts = reader.layer(0)
+
+    for name in ("qkv", "gate_up"):
+        assert isinstance(getattr(in_parts, name), PackedLinear)
+        assert torch.equal(getattr(in_parts, name)(hidden), getattr(whole, name)(hidden))
+
+
+@pytest.mark.parametrize("other", [None, 2])
+def test_projections_that_are_stored_differently_are_dense_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: int | None
+) -> None:
+    reader, _ = packed_reader(tmp_path, Q.Q4_1)
+    before = reader.packed_bytes(N_TOKENS)
+    digits = GgufFile.digits
+    monkeypatch.setattr(GgufFile, "digits", lambda file, name: other if "v_proj" in name else digits(file, name))
+    layer = reader.layer(0)
+
+    assert type(layer.qkv) is Linear
+    assert isinstance(layer.output, PackedLinear)
+    assert reader.packed_bytes(N_TOKENS) < before
 
 
 def test_a_vocabulary_beyond_the_embeddings_is_held_once_where_they_are_tied() -> None:

@@ -8,7 +8,8 @@ from gguf.quants import dequantize as dequantize_by_gguf
 from torch import Tensor
 
 from runtime.models.linear import Linear
-from runtime.models.packed import Groups, PackedLinear, can_pack, joined, read_groups
+from runtime.models.packed import Groups, PackedLinear, can_pack, in_tiles, read_groups
+from runtime.native.linear import LANES
 from runtime.native.multiply import few
 
 KINDS = [
@@ -60,7 +61,7 @@ def packed(kind: GGMLQuantizationType, n_rows: int, bias: Tensor | None = None) 
     groups = read_groups(stored, kind)
     assert groups is not None
     exact = meant(kind, stored)
-    return PackedLinear(exact.to(torch.bfloat16), groups, bias), exact
+    return PackedLinear(exact.to(torch.bfloat16), [groups], bias), exact
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -83,14 +84,24 @@ def test_the_packed_form_is_as_near_as_the_dense_one(kind: GGMLQuantizationType,
     assert ours.mean() < 2.5 * dense.mean()
 
 
-def test_layers_one_below_the_other() -> None:
-    """Queries, keys and values of one kind are one layer; a kind with other digits cannot join."""
-    kinds = (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0)
-    parts = [read_groups(stored_rows(kind, 4, 64), kind) for kind in kinds]
-    both = joined([part for part in parts[:2] if part])
-    assert both is not None
-    assert torch.equal(of(both)[4:], of(parts[1]))
-    assert joined([part for part in parts if part]) is None
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0])
+@pytest.mark.parametrize("lengths", [(5,), (16, 32), (4, 7, 50), (1,) * 20, (33, 3, 12)])
+def test_rows_one_below_the_other_are_cut_into_tiles(kind: GGMLQuantizationType, lengths: tuple[int, ...]) -> None:
+    """However many come at a time: of a few projections, or of a part of one."""
+    stored = stored_rows(kind, sum(lengths), 64)
+    whole = read_groups(stored, kind)
+    parts = [read_groups(part, kind) for part in np.split(stored, np.cumsum(lengths)[:-1])]
+    assert whole is not None
+    assert all(parts)
+
+    cut = list(in_tiles(part for part in parts if part))
+
+    assert all(len(part.codes) % LANES == 0 for part in cut[:-1])
+    assert torch.equal(torch.cat([of(part) for part in cut]), of(whole))
+    exact = meant(kind, stored).bfloat16()
+    hidden = torch.randn(3, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    layers = PackedLinear(exact, [whole]), PackedLinear(exact, (part for part in parts if part))
+    assert torch.equal(*(layer(hidden) for layer in layers))
 
 
 def test_there_is_a_kernel_for_cpus_alone() -> None:
