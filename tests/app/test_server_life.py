@@ -61,7 +61,8 @@ def process(opener: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], 
     finally:
         if server.poll() is None:
             server.kill()
-        server.communicate()
+        _, said = server.communicate()
+        print(said, server.returncode)  # shown where a test fails, which may be because the process ended
 
 
 def health(place: str) -> httpx.Response:
