@@ -6,7 +6,7 @@ import torch
 
 from runtime.native import attend, multiply, softmax, steps
 from runtime.native.joining import Shape
-from runtime.native.machine import can_compile
+from runtime.native.machine import can_compile, cpu_multiplies_bfloat16
 
 
 def compile_ahead(head_dim: int, dtype: torch.dtype, packs: bool) -> threading.Thread:
@@ -19,7 +19,8 @@ def compile_ahead(head_dim: int, dtype: torch.dtype, packs: bool) -> threading.T
             multiply.compiled(multiply.products_here())
         if dtype == torch.bfloat16:
             steps.compiled()
-            softmax.compiled()
+            if cpu_multiplies_bfloat16():  # elsewhere prompt blocks do not go by products
+                softmax.compiled()
         if attend.serves(head_dim, dtype):
             for products in {attend.products_here(n_rows): None for n_rows in (1, attend.most_rows())}:
                 for width in attend.widths_of(products):
