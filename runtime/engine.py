@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from runtime.answer import Answer
+from runtime.apart import apart
 from runtime.config import EngineConfig, Request, Speculation
 from runtime.errors import ContextExceeded, InvalidSetting, KvDiskFull, MemoryRanOut
 from runtime.events import Event, Notice, Progress
@@ -58,7 +59,7 @@ def assemble(config: EngineConfig, progress: Callable[[Progress], None], backend
     threads = config.threads or max(1, count_cores() // config.gpus)
     torch.set_num_threads(threads)
     loader = find(config, threads, progress, backend)
-    loaded = loader.first(progress)
+    loaded = apart(loader.first, progress)
     facts = loader.target.facts
     described = EngineFacts(
         model=loader.target.source.name,
